@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         (requests, all) = (requests + 1, all + blocks.len());
         engine.add(Request::greedy(RequestId(requests), prompt(&blocks), 1), 0.0).expect("a request that fits");
         while !engine.is_idle() {
-            engine.turn(0.0).expect("this executor does not fail");
+            engine.step(0.0).expect("this executor does not fail");
         }
     }
     let found = engine.stats().prefix_hit_tokens / u64::from(BLOCK_TOKENS);

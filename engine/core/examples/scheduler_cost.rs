@@ -9,9 +9,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use common::Nothing;
-use windlass_engine_core::engine::{Engine, EngineConfig, Gap, Policy, QueueLimits};
+use windlass_engine_core::engine::{Engine, EngineConfig, InterTokenLimit, Policy, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
-use windlass_engine_core::request::{Claim, Request, RequestId};
+use windlass_engine_core::request::{Request, RequestDemand, RequestId};
 
 /// The server's.
 #[global_allocator]
@@ -65,20 +65,20 @@ fn measure(load: Load) -> [f64; 4] {
         enable_prefix_cache,
         prefix_cache_ttl_seconds: Some(600.0),
         policy,
-        gap: Gap::Seconds(0.05),
+        inter_token_limit: InterTokenLimit::Seconds(0.05),
         ..EngineConfig::PLAIN
     };
     let mut engine = Engine::new(Nothing::new(Geometry { groups, ..GEOMETRY }), config);
     for id in 0..SEQUENCES {
         engine.add(request(id.into(), prompt_tokens), 0.0).expect("an admissible request");
     }
-    while engine.stats().running < SEQUENCES || engine.turn(0.0).is_ok_and(|turn| turn.updates.len() < 256) {
-        engine.turn(0.0).expect("this executor does not fail");
+    while engine.stats().running < SEQUENCES || engine.step(0.0).is_ok_and(|outputs| outputs.updates.len() < 256) {
+        engine.step(0.0).expect("this executor does not fail");
     }
     for id in SEQUENCES..SEQUENCES + waiting {
         engine.add(request(id.into(), prompt_tokens), 0.0).expect("an admissible request");
     }
-    let mut micros: Vec<f64> = (0..STEPS).map(|_| timed_turn(&mut engine)).collect();
+    let mut micros: Vec<f64> = (0..STEPS).map(|_| timed_step(&mut engine)).collect();
     micros.sort_by(f64::total_cmp);
     let start = Instant::now();
     for _ in 0..PREDICTIONS {
@@ -87,18 +87,21 @@ fn measure(load: Load) -> [f64; 4] {
     let predicting = start.elapsed().as_secs_f64() * 1e6 / f64::from(PREDICTIONS);
     let start = Instant::now();
     for _ in 0..PREDICTIONS {
-        black_box(engine.promise(Claim { prompt_tokens, max_tokens: 1000, ..Claim::LEAST }, 0.0));
+        black_box(
+            engine
+                .retry_after_seconds(RequestDemand { prompt_tokens, max_tokens: 1000, ..RequestDemand::MINIMAL }, 0.0),
+        );
     }
     let promising = start.elapsed().as_secs_f64() * 1e6 / f64::from(PREDICTIONS);
     [micros[micros.len() / 2], micros[micros.len() * 9 / 10], predicting, promising]
 }
 
 #[inline(never)]
-fn timed_turn(engine: &mut Engine<Nothing>) -> f64 {
+fn timed_step(engine: &mut Engine<Nothing>) -> f64 {
     let start = Instant::now();
-    let turn = engine.turn(0.0).expect("this executor does not fail");
+    let outputs = engine.step(0.0).expect("this executor does not fail");
     let micros = start.elapsed().as_secs_f64() * 1e6;
-    assert_eq!(turn.updates.len(), SEQUENCES as usize);
+    assert_eq!(outputs.updates.len(), SEQUENCES as usize);
     micros
 }
 

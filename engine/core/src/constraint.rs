@@ -8,24 +8,24 @@ use crate::request::TokenId;
 
 /// Says which tokens may come next. Asked by the executor while the model computes, so it may take about as long.
 pub trait Constraint: fmt::Debug + Send + Sync {
-    /// The tokens that may follow `generated`, or that they are not known within `patience`: they are found meanwhile,
+    /// The tokens that may follow `generated`, or that they are not known within `timeout`: they are found meanwhile,
     /// away from the thread that asks. Texts mostly grow by a token from one call to the next, and may be shorter again
     /// after a preemption.
-    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, Withheld>;
+    fn allowed(&self, generated: &[TokenId], timeout: Duration) -> Result<TokenSet, MaskUnavailable>;
 }
 
 /// Why nothing can be drawn at a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Withheld {
+pub enum MaskUnavailable {
     /// It is not known yet what may be drawn: the sequence misses its turn.
-    NotYet,
+    NotReady,
     /// The sequence ends.
     Failed(SequenceFailure),
 }
 
-impl From<SequenceFailure> for Withheld {
-    fn from(failure: SequenceFailure) -> Withheld {
-        Withheld::Failed(failure)
+impl From<SequenceFailure> for MaskUnavailable {
+    fn from(failure: SequenceFailure) -> MaskUnavailable {
+        MaskUnavailable::Failed(failure)
     }
 }
 

@@ -1,10 +1,10 @@
-//! Tokens that are guessed to come next: a tree of them, how it is judged, and who guesses.
+//! Tokens that are drafted to come next: a tree of them, how it is judged, and who draft tokens.
 //!
 //! Speculative decoding (Leviathan et al., "Fast inference from transformers via speculative decoding", 2023): a step
-//! computes the guesses beside the token that is due, and what is drawn after each place tells how far they held. A
+//! computes the draft tokens beside the token that is due, and what is drawn after each place tells how far they held. A
 //! node names one token, a distribution of one, so its rejection sampling is this: draw what comes anyway; where that
 //! is the node's token, which happens with the model's probability of it, go on behind it; else keep what was drawn,
-//! which has the distribution without that token. Each place draws by its own seed and position, so guesses change the
+//! which has the distribution without that token. Each place draws by its own seed and position, so draft tokens change the
 //! number of steps and no token.
 
 mod lookup;
@@ -16,16 +16,16 @@ use crate::request::{RequestId, TokenId};
 pub use lookup::PromptLookup;
 pub use suffix::SuffixAutomaton;
 
-/// Most tokens guessed for a sequence in one step.
+/// Most tokens drafted for a sequence in one step.
 pub const MAX_DRAFT_TOKENS: usize = 32;
 
-/// Guesses that follow the last known token: each node follows its parent.
+/// Draft tokens that follow the last known token: each node follows its parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DraftTree {
     nodes: Vec<DraftNode>,
 }
 
-/// One guess.
+/// One draft token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftNode {
     /// The token.
@@ -34,23 +34,23 @@ pub struct DraftNode {
     pub parent: Option<u32>,
 }
 
-/// How far a tree's guesses held.
+/// How far a tree's draft tokens held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// What was drawn: the tokens of `nodes`, then one that no guess foresaw.
+pub struct Verification {
+    /// What was drawn: the tokens of `nodes`, then one that no draft token foresaw.
     pub tokens: Vec<TokenId>,
     /// The nodes that held, each the child of the one before.
-    pub nodes: Vec<u32>,
+    pub accepted: Vec<u32>,
 }
 
 impl DraftTree {
-    /// Guesses one after the other.
+    /// Draft tokens one after the other.
     pub fn chain(tokens: impl IntoIterator<Item = TokenId>) -> DraftTree {
         let node = |(index, token): (u32, TokenId)| DraftNode { token, parent: index.checked_sub(1) };
         DraftTree { nodes: (0..).zip(tokens).map(node).collect() }
     }
 
-    /// Adds a guess and gives its index.
+    /// Adds a draft token and gives its index.
     ///
     /// # Panics
     /// If there is no such parent.
@@ -60,33 +60,33 @@ impl DraftTree {
         self.nodes.len() as u32 - 1
     }
 
-    /// Guesses in it.
+    /// Draft tokens in it.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether nothing is guessed.
+    /// Whether nothing is drafted.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// All guesses, parents before their children.
+    /// All draft tokens, parents before their children.
     pub fn nodes(&self) -> &[DraftNode] {
         &self.nodes
     }
 
-    /// Whether each guess follows the one before.
+    /// Whether each draft token follows the one before.
     pub fn is_chain(&self) -> bool {
         (0..).zip(&self.nodes).all(|(index, node)| node.parent == u32::checked_sub(index, 1))
     }
 
-    /// The first `count` guesses.
+    /// The first `count` draft tokens.
     pub fn first(&self, count: usize) -> DraftTree {
         DraftTree { nodes: self.nodes[..count.min(self.len())].to_vec() }
     }
 
-    /// What is guessed behind `token`, if that was among the guesses for the next one.
-    pub fn behind(&self, token: TokenId) -> Option<DraftTree> {
+    /// What is drafted behind `token`, if that was among the draft tokens for the next one.
+    pub fn subtree_after(&self, token: TokenId) -> Option<DraftTree> {
         let root = self.nodes.iter().position(|node| node.parent.is_none() && node.token == token)?;
         let (mut rest, mut moved) = (DraftTree::default(), vec![None; self.len()]);
         for (index, node) in self.nodes.iter().enumerate().skip(root + 1) {
@@ -112,48 +112,48 @@ impl DraftTree {
 
     /// Follows the tree by what `drawn` says comes after the last known token (`None`) and after nodes, asked for along
     /// one path only.
-    pub fn judge<E>(&self, mut drawn: impl FnMut(Option<u32>) -> Result<TokenId, E>) -> Result<Verdict, E> {
-        let mut verdict = Verdict { tokens: Vec::new(), nodes: Vec::new() };
+    pub fn verify<E>(&self, mut drawn: impl FnMut(Option<u32>) -> Result<TokenId, E>) -> Result<Verification, E> {
+        let mut verification = Verification { tokens: Vec::new(), accepted: Vec::new() };
         loop {
-            let last = verdict.nodes.last().copied();
+            let last = verification.accepted.last().copied();
             let token = drawn(last)?;
-            verdict.tokens.push(token);
-            let held = self.nodes.iter().position(|node| node.parent == last && node.token == token);
-            match held {
-                Some(node) => verdict.nodes.push(node as u32),
-                None => return Ok(verdict),
+            verification.tokens.push(token);
+            let next = self.nodes.iter().position(|node| node.parent == last && node.token == token);
+            match next {
+                Some(node) => verification.accepted.push(node as u32),
+                None => return Ok(verification),
             }
         }
     }
 }
 
-/// Guesses what sequences go on with.
+/// Draft tokens what sequences go on with.
 pub trait Proposer: fmt::Debug + Send {
-    /// A guess for each of `asks`, in their order; empty where there is none.
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree>;
+    /// A draft token for each of `requests`, in their order; empty where there is none.
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree>;
 
-    /// Whether guessing costs next to nothing, so that it is done to learn how good guesses are.
+    /// Whether guessing costs next to nothing, so that it is done to learn how good draft tokens are.
     fn is_free(&self) -> bool;
 
     /// The request has ended.
     fn forget(&mut self, request: RequestId);
 }
 
-/// A sequence whose next tokens are to be guessed.
+/// A sequence whose next tokens are to be drafted.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct DraftRequest<'a> {
     /// Whose it is.
     pub request: RequestId,
     /// All of its tokens, prompt and answer. Mostly those of the last time with some more.
     pub tokens: &'a [TokenId],
-    /// Most guesses that are of use.
-    pub most: usize,
+    /// Most draft tokens that are of use.
+    pub max_tokens: usize,
 }
 
-/// Goes on as `tokens` did from `from` on, and at their end as the guess itself does: what repeats goes on repeating.
-fn continuation(tokens: &[TokenId], from: usize, most: usize) -> DraftTree {
+/// Goes on as `tokens` did from `from` on, and at their end as the draft token itself does: what repeats goes on repeating.
+fn continuation(tokens: &[TokenId], from: usize, max_tokens: usize) -> DraftTree {
     let period = tokens.len() - from;
-    DraftTree::chain((0..most).map(|index| tokens[from + index % period]))
+    DraftTree::chain((0..max_tokens).map(|index| tokens[from + index % period]))
 }
 
 #[cfg(test)]
@@ -165,32 +165,35 @@ mod tests {
         let mut tree = DraftTree::default();
         let [one, two] = [tree.push(1, None), tree.push(2, None)];
         let [three, four] = [tree.push(3, Some(two)), tree.push(4, Some(two))];
-        let judge = |draws: &[(Option<u32>, TokenId)]| {
+        let verify = |draws: &[(Option<u32>, TokenId)]| {
             let drawn = |after| draws.iter().find(|(place, _)| *place == after).map(|(_, token)| *token).ok_or(());
-            tree.judge(drawn).map(|verdict| (verdict.tokens, verdict.nodes))
+            tree.verify(drawn).map(|verification| (verification.tokens, verification.accepted))
         };
-        assert_eq!(judge(&[(None, 9)]), Ok((vec![9], vec![])));
-        assert_eq!(judge(&[(None, 2), (Some(two), 4), (Some(four), 3)]), Ok((vec![2, 4, 3], vec![two, four])));
-        assert_eq!(judge(&[(None, 1), (Some(one), 3)]), Ok((vec![1, 3], vec![one])));
-        assert_eq!(judge(&[(None, 2)]), Err(()), "what follows a guess that held is asked for");
+        assert_eq!(verify(&[(None, 9)]), Ok((vec![9], vec![])));
+        assert_eq!(verify(&[(None, 2), (Some(two), 4), (Some(four), 3)]), Ok((vec![2, 4, 3], vec![two, four])));
+        assert_eq!(verify(&[(None, 1), (Some(one), 3)]), Ok((vec![1, 3], vec![one])));
+        assert_eq!(verify(&[(None, 2)]), Err(()), "what follows a draft that accepted is asked for");
         assert_eq!((tree.path(three), tree.is_chain()), (vec![two, three], false));
-        let mut behind = DraftTree::default();
-        [3, 4].iter().for_each(|token| _ = behind.push(*token, None));
-        assert_eq!([tree.behind(1), tree.behind(2), tree.behind(3)], [Some(DraftTree::default()), Some(behind), None]);
+        let mut subtree = DraftTree::default();
+        [3, 4].iter().for_each(|token| _ = subtree.push(*token, None));
+        assert_eq!(
+            [tree.subtree_after(1), tree.subtree_after(2), tree.subtree_after(3)],
+            [Some(DraftTree::default()), Some(subtree), None]
+        );
     }
 
     #[test]
-    fn a_chain_holds_up_to_the_first_wrong_guess() {
+    fn a_chain_holds_up_to_the_first_wrong_draft() {
         let chain = DraftTree::chain([5, 6, 7]);
         let text = [5, 6, 8, 9];
         let drawn = |after: Option<u32>| Ok::<_, ()>(text[after.map_or(0, |node| node as usize + 1)]);
-        assert_eq!(chain.judge(drawn), Ok(Verdict { tokens: vec![5, 6, 8], nodes: vec![0, 1] }));
+        assert_eq!(chain.verify(drawn), Ok(Verification { tokens: vec![5, 6, 8], accepted: vec![0, 1] }));
         assert!(chain.is_chain() && chain.path(2) == [0, 1, 2]);
-        assert_eq!(chain.behind(5), Some(DraftTree::chain([6, 7])));
+        assert_eq!(chain.subtree_after(5), Some(DraftTree::chain([6, 7])));
     }
 
     #[test]
-    fn what_repeats_is_guessed_to_repeat_on() {
+    fn what_repeats_is_drafted_to_repeat_on() {
         assert_eq!(continuation(&[9, 1, 2], 1, 5), DraftTree::chain([1, 2, 1, 2, 1]));
     }
 }

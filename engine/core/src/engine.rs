@@ -1,15 +1,15 @@
 //! The scheduler and an executor, one step ahead of the results, or one for each further stage.
 //!
-//! One thread owns it and calls [`Engine::turn`] as long as it is not idle. Waiting happens only inside an
+//! One thread owns it and calls [`Engine::step`] as long as it is not idle. Waiting happens only inside an
 //! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
 
 use crate::draft::Proposer;
 use crate::executor::{Executor, ExecutorError, Prepared};
 pub use crate::policy::Policy;
-use crate::request::{Claim, FinishReason, RejectReason, Request, RequestId};
+use crate::request::{FinishReason, RejectReason, Request, RequestDemand, RequestId};
 pub use crate::scheduler::QueueLimits;
 use crate::scheduler::Scheduler;
-use crate::update::{EngineStats, RequestUpdate, Turn};
+use crate::update::{EngineOutputs, EngineStats, RequestUpdate};
 
 /// What the engine is told beyond its executor's geometry.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,24 +18,24 @@ pub struct EngineConfig {
     pub queue: QueueLimits,
     /// Keep the blocks of ended requests for prompts that begin alike.
     pub enable_prefix_cache: bool,
-    /// Key of the digests by which prefixes are found: one that nobody can guess, of its own for each process.
+    /// Key of the digests by which prefixes are found: one that nobody can draft token, of its own for each process.
     pub prefix_cache_key: u128,
     /// How long the prefix cache keeps what nobody uses; absent for as long as there is room.
     pub prefix_cache_ttl_seconds: Option<f64>,
     /// Who goes first.
     pub policy: Policy,
     /// How long prompts may make the tokens of others wait.
-    pub gap: Gap,
+    pub inter_token_limit: InterTokenLimit,
 }
 
 /// The time between two tokens of a sequence that prompts computed beside it should not exceed: they are cut to it, down to one
 /// block a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Gap {
+pub enum InterTokenLimit {
     /// As long as a step may be.
-    Any,
+    Unlimited,
     /// So many times as long as without prompts. Until that is known, chunks are small.
-    Times(f64),
+    StepMultiple(f64),
     /// So many seconds.
     Seconds(f64),
 }
@@ -52,7 +52,7 @@ impl EngineConfig {
         prefix_cache_key: 0,
         prefix_cache_ttl_seconds: None,
         policy: Policy::Fcfs,
-        gap: Gap::Any,
+        inter_token_limit: InterTokenLimit::Unlimited,
     };
 }
 
@@ -73,9 +73,9 @@ impl<E: Executor> Engine<E> {
         Engine { scheduler, executor }
     }
 
-    /// Lets `proposer` guess up to `most` tokens of a sequence in a step, where that pays.
-    pub fn with_proposer(mut self, proposer: Box<dyn Proposer>, most: u32) -> Engine<E> {
-        self.scheduler.speculate(proposer, most);
+    /// Lets `proposer` draft token up to `most` tokens of a sequence in a step, where that pays.
+    pub fn with_proposer(mut self, proposer: Box<dyn Proposer>, max_tokens: u32) -> Engine<E> {
+        self.scheduler.set_proposer(proposer, max_tokens);
         self
     }
 
@@ -89,8 +89,8 @@ impl<E: Executor> Engine<E> {
 
     /// Seconds after which a request that [`add`](Engine::add) just refused for now is likely to be admitted. Who is told so
     /// counts for the next ones.
-    pub fn promise(&mut self, claim: Claim, now: f64) -> u32 {
-        self.scheduler.promise(claim, now)
+    pub fn retry_after_seconds(&mut self, demand: RequestDemand, now: f64) -> u32 {
+        self.scheduler.retry_after_seconds(demand, now)
     }
 
     /// Ends a live request from outside: [`FinishReason::Abort`], or [`FinishReason::Stop`] for a stop string.
@@ -104,15 +104,15 @@ impl<E: Executor> Engine<E> {
     /// or nothing could be submitted.
     ///
     /// An error means that the executor is lost, and with it every live request.
-    pub fn turn(&mut self, now: f64) -> Result<Turn, ExecutorError> {
+    pub fn step(&mut self, now: f64) -> Result<EngineOutputs, ExecutorError> {
         let submitted = self.submit_next(now)?;
-        let mut turn = match submitted && self.scheduler.may_submit() {
-            true => Turn::default(),
+        let mut outputs = match submitted && self.scheduler.may_submit() {
+            true => EngineOutputs::default(),
             false => self.collect_oldest()?,
         };
-        turn.updates.extend(self.scheduler.take_farewells());
-        turn.lost = self.scheduler.take_lost();
-        Ok(turn)
+        outputs.updates.extend(self.scheduler.take_final_updates());
+        outputs.lost_kv = self.scheduler.take_lost();
+        Ok(outputs)
     }
 
     /// Nothing is live and nothing in flight: a turn would do nothing.
@@ -153,14 +153,14 @@ impl<E: Executor> Engine<E> {
     fn submit_next(&mut self, now: f64) -> Result<bool, ExecutorError> {
         let Some(step) = self.scheduler.schedule(now) else { return Ok(false) };
         let ticket = self.executor.submit(step.plan)?;
-        self.scheduler.submitted(ticket, step.rows, &step.copied, step.stats);
+        self.scheduler.submitted(ticket, step.rows, &step.copy_sources, step.stats);
         Ok(true)
     }
 
-    fn collect_oldest(&mut self) -> Result<Turn, ExecutorError> {
-        let Some(ticket) = self.scheduler.oldest_in_flight() else { return Ok(Turn::default()) };
+    fn collect_oldest(&mut self) -> Result<EngineOutputs, ExecutorError> {
+        let Some(ticket) = self.scheduler.oldest_in_flight() else { return Ok(EngineOutputs::default()) };
         let output = self.executor.collect(ticket)?;
         let (updates, stats) = self.scheduler.complete(output)?;
-        Ok(Turn { updates, step: Some(stats), lost: None })
+        Ok(EngineOutputs { updates, step: Some(stats), lost_kv: None })
     }
 }

@@ -41,7 +41,7 @@ pub struct Prepared {
     /// Pieces that steps may need: none where steps need nothing.
     pub all: u32,
     /// Whether one was made now: there may be another to make.
-    pub went_on: bool,
+    pub advanced: bool,
 }
 
 /// Computes steps. `submit` and `collect` are called by one thread, tickets are collected in order of submission,

@@ -9,25 +9,25 @@
 //! sequence take its blocks as they are computed, and give them up behind the window.
 
 mod audit;
+mod block_counts;
 mod block_pool;
 mod block_table;
-mod extent;
-mod known;
 mod prefix_cache;
-mod tier;
+mod prefix_match;
+mod swap_space;
 
 use std::collections::HashMap;
 
 use windlass_engine_contract::kv_groups::KvGroups;
 
-use crate::plan::{BlockId, Move, Ticket};
+use crate::plan::{BlockId, BlockMove, Ticket};
 use crate::request::{CacheScope, TokenId};
+use block_counts::BlockCounts;
 use block_pool::BlockPool;
 pub(crate) use block_table::BlockTable;
-use extent::Extent;
-use known::Known;
-use prefix_cache::{Page, PrefixCache};
-use tier::Tier;
+use prefix_cache::{BlockKey, PrefixCache};
+use prefix_match::PrefixMatch;
+use swap_space::SwapSpace;
 
 /// Blocks, their references and the prefix cache over them.
 #[derive(Debug)]
@@ -38,21 +38,21 @@ pub(crate) struct KvCache {
     /// `None` where the prefix cache is switched off.
     prefixes: Option<PrefixCache>,
     /// Where blocks go that the pool gives up; `None` where they are lost.
-    tier: Option<Tier>,
+    swap: Option<SwapSpace>,
     /// Moves that no step makes yet, in order.
-    moves: Vec<Move>,
+    moves: Vec<BlockMove>,
     /// Released blocks that a step in flight still names, each with the last such step.
-    retiring: Vec<(Ticket, Vec<BlockId>)>,
+    pending_release: Vec<(Ticket, Vec<BlockId>)>,
     /// How long a prefix is kept that nobody uses.
     ttl_seconds: Option<f64>,
-    tier_use: TierUse,
+    swap_stats: SwapStats,
     /// The time of the last call that told it.
     now: f64,
 }
 
 /// What was looked up in the tier so far: what sequences needed and the pool had not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TierUse {
+pub struct SwapStats {
     /// Tokens looked up.
     pub query_tokens: u64,
     /// Tokens found.
@@ -92,11 +92,11 @@ impl KvCache {
             groups: KvGroups::ONE,
             pool: BlockPool::new(blocks),
             prefixes: prefix_key.map(|key| PrefixCache::new(blocks, key)),
-            tier: None,
+            swap: None,
             moves: Vec::new(),
-            retiring: Vec::new(),
+            pending_release: Vec::new(),
             ttl_seconds: None,
-            tier_use: TierUse::default(),
+            swap_stats: SwapStats::default(),
             now: 0.0,
         }
     }
@@ -115,52 +115,52 @@ impl KvCache {
     }
 
     /// Keeps blocks that the pool gives up in `slots` other places; none for 0.
-    pub(crate) fn with_tier(mut self, slots: u32) -> KvCache {
-        self.tier = (slots > 0).then(|| Tier::new(slots));
+    pub(crate) fn with_swap_space(mut self, slots: u32) -> KvCache {
+        self.swap = (slots > 0).then(|| SwapSpace::new(slots));
         self
     }
 
     /// Time has passed: what nobody used for too long is forgotten.
-    pub(crate) fn pass(&mut self, now: f64) {
+    pub(crate) fn advance_time(&mut self, now: f64) {
         self.now = now;
         let (Some(ttl), Some(prefixes)) = (self.ttl_seconds, &mut self.prefixes) else { return };
         while let Some(block) = self.pool.expire(now - ttl) {
             prefixes.remove(block);
         }
-        if let Some(tier) = &mut self.tier {
-            tier.expire(now - ttl);
+        if let Some(swap) = &mut self.swap {
+            swap.expire(now - ttl);
         }
     }
 
     /// Moves that the next step has to make first.
-    pub(crate) fn take_moves(&mut self) -> Vec<Move> {
+    pub(crate) fn take_moves(&mut self) -> Vec<BlockMove> {
         std::mem::take(&mut self.moves)
     }
 
     /// A sequence failed: what it computed or found is not to be found by others. What it passed served steps that did
     /// not fail.
-    pub(crate) fn distrust(&mut self, table: &BlockTable) {
+    pub(crate) fn invalidate(&mut self, table: &BlockTable) {
         let Some(prefixes) = &mut self.prefixes else { return };
-        for (page, _) in table.held().filter_map(|block| prefixes.remove(block)) {
-            if let Some(tier) = &mut self.tier {
-                tier.forget(page);
+        for (key, _) in table.held().filter_map(|block| prefixes.remove(block)) {
+            if let Some(swap) = &mut self.swap {
+                swap.forget(key);
             }
         }
     }
 
     /// Leading tokens of `tokens` that are cached.
     pub(crate) fn cached_tokens(&self, tokens: &[TokenId], scope: CacheScope) -> usize {
-        self.known(&tokens[..tokens.len() - 1], scope).blocks() * self.block_tokens
+        self.match_prefix(&tokens[..tokens.len() - 1], scope).blocks() * self.block_tokens
     }
 
     /// Whether `tokens` tokens that begin with `prefix`, which is looked for in the cache, would find blocks now or once
     /// the steps in flight are collected, with `headroom` sequences left to grow.
-    pub(crate) fn will_fit(&self, tokens: usize, prefix: &[TokenId], scope: CacheScope, headroom: usize) -> bool {
-        let known = self.known(prefix, scope);
+    pub(crate) fn would_fit(&self, tokens: usize, prefix: &[TokenId], scope: CacheScope, headroom: usize) -> bool {
+        let matched = self.match_prefix(prefix, scope);
         // What nobody else names is available until it is taken.
-        let unnamed = known.in_pool().iter().filter(|block| self.pool.references(**block) == 0).count();
-        let needed = self.new_blocks(tokens, &known) + unnamed + self.block_each(headroom);
-        needed <= self.pool.available() + self.returning()
+        let unnamed = matched.in_pool().iter().filter(|block| self.pool.references(**block) == 0).count();
+        let needed = self.new_blocks(tokens, &matched) + unnamed + self.one_block_each(headroom);
+        needed <= self.pool.available() + self.pending_free()
     }
 
     /// Blocks that could be taken now.
@@ -169,8 +169,8 @@ impl KvCache {
     }
 
     /// What was looked up in the tier so far.
-    pub(crate) fn tier_use(&self) -> TierUse {
-        self.tier_use
+    pub(crate) fn swap_stats(&self) -> SwapStats {
+        self.swap_stats
     }
 
     /// Whether tables begin with blocks of earlier ones.
@@ -183,40 +183,45 @@ impl KvCache {
     ///
     /// At least the last token stays to be computed: its logits are what the caller wants. `None`, with nothing
     /// changed, unless `headroom` sequences can grow by a block beside it.
-    pub(crate) fn open(&mut self, tokens: &[TokenId], scope: CacheScope, headroom: usize) -> Option<BlockTable> {
-        if self.pool.available() <= self.block_each(headroom) {
+    pub(crate) fn allocate(&mut self, tokens: &[TokenId], scope: CacheScope, headroom: usize) -> Option<BlockTable> {
+        if self.pool.available() <= self.one_block_each(headroom) {
             return None; // without walking the prefix first: a full pool is asked in every step
         }
-        let known = self.known(&tokens[..tokens.len() - 1], scope);
-        let cached = known.in_pool();
+        let matched = self.match_prefix(&tokens[..tokens.len() - 1], scope);
+        let cached = matched.in_pool();
         cached.iter().for_each(|&block| self.pool.retain(block));
-        if self.new_blocks(tokens.len(), &known) + self.block_each(headroom) > self.pool.available() {
+        if self.new_blocks(tokens.len(), &matched) + self.one_block_each(headroom) > self.pool.available() {
             self.drop_references(&cached);
             return None;
         }
-        self.count_tier_use(tokens.len(), &known);
-        let mut table = self.table_of(&known, tokens, scope);
-        self.extend(&mut table, self.first_extent(tokens.len(), known.blocks()));
+        self.count_swap_lookups(tokens.len(), &matched);
+        let mut table = self.table_of_match(&matched, tokens, scope);
+        self.extend(&mut table, self.initial_blocks(tokens.len(), matched.blocks()));
         Some(table)
     }
 
     /// Blocks that a sequence of `tokens` tokens takes to begin with, beside those that are known and in the pool.
-    fn new_blocks(&self, tokens: usize, known: &Known) -> usize {
-        self.beyond(self.first_extent(tokens, known.blocks()), known.blocks()) + known.in_tier().count()
+    fn new_blocks(&self, tokens: usize, matched: &PrefixMatch) -> usize {
+        self.blocks_beyond(self.initial_blocks(tokens, matched.blocks()), matched.blocks()) + matched.in_swap().count()
     }
 
     /// A table of new blocks for `tokens` tokens, whatever is cached of them.
-    pub(crate) fn open_uncached(&mut self, tokens: usize, scope: CacheScope, headroom: usize) -> Option<BlockTable> {
+    pub(crate) fn allocate_uncached(
+        &mut self,
+        tokens: usize,
+        scope: CacheScope,
+        headroom: usize,
+    ) -> Option<BlockTable> {
         let mut table = BlockTable::new(self.groups.count(), scope);
-        let extent = self.first_extent(tokens, 0);
-        let fits = self.missing(&table, extent) + self.block_each(headroom) <= self.pool.available();
-        fits.then(|| self.extend(&mut table, extent))?;
+        let counts = self.initial_blocks(tokens, 0);
+        let fits = self.missing(&table, counts) + self.one_block_each(headroom) <= self.pool.available();
+        fits.then(|| self.extend(&mut table, counts))?;
         Some(table)
     }
 
     /// A table for a sequence whose first `tokens` tokens are those of `table`, with room for one more: their full
     /// blocks are shared, the one that both would write into is copied. `None` where blocks are short. `table` still has
-    /// what is read behind these tokens ([`serves`](Self::serves)).
+    /// what is read behind these tokens ([`still_holds_window`](Self::serves)).
     pub(crate) fn fork(
         &mut self,
         table: &BlockTable,
@@ -224,18 +229,18 @@ impl KvCache {
         scope: CacheScope,
         headroom: usize,
     ) -> Option<BlockTable> {
-        if self.block_each(1 + headroom) > self.pool.available() {
+        if self.one_block_each(1 + headroom) > self.pool.available() {
             return None;
         }
         let (shared, begun) = (tokens / self.block_tokens, !tokens.is_multiple_of(self.block_tokens));
         let groups = table.groups().iter().map(|group| group.first(shared)).collect();
         let mut fork = BlockTable::of(groups, scope);
         fork.held().for_each(|block| self.pool.retain(block));
-        self.extend(&mut fork, Extent::all(shared + 1));
+        self.extend(&mut fork, BlockCounts::all(shared + 1));
         if begun {
             let written = table.groups().iter().zip(fork.groups());
             let pairs = written.filter_map(|(from, to)| Some((from.block(shared)?, to.block(shared)?)));
-            self.moves.extend(pairs.map(|(from, to)| Move::Copy { from, to }));
+            self.moves.extend(pairs.map(|(from, to)| BlockMove::Copy { from, to }));
         }
         Some(fork)
     }
@@ -244,25 +249,25 @@ impl KvCache {
     pub(crate) fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
         let blocks = tokens.div_ceil(self.block_tokens);
         if table.covered_blocks() >= blocks {
-            return true; // as before most steps
+            return true; // as parent most steps
         }
-        let extent = Extent::all(blocks);
-        let fits = self.missing(table, extent) <= self.pool.available();
+        let counts = BlockCounts::all(blocks);
+        let fits = self.missing(table, counts) <= self.pool.available();
         if fits {
-            self.extend(table, extent);
+            self.extend(table, counts);
         }
         fits
     }
 
     /// Extends `table` towards covering `tokens` tokens by blocks that nobody misses while `headroom` sequences can still
     /// grow by one. How many tokens it covers then.
-    pub(crate) fn grow_spare(&mut self, table: &mut BlockTable, tokens: usize, headroom: usize) -> usize {
+    pub(crate) fn grow_if_spare(&mut self, table: &mut BlockTable, tokens: usize, headroom: usize) -> usize {
         for blocks in table.covered_blocks() + 1..=tokens.div_ceil(self.block_tokens) {
-            let extent = Extent::all(blocks);
-            if self.missing(table, extent) + self.block_each(headroom) > self.pool.available() {
+            let counts = BlockCounts::all(blocks);
+            if self.missing(table, counts) + self.one_block_each(headroom) > self.pool.available() {
                 break;
             }
-            self.extend(table, extent);
+            self.extend(table, counts);
         }
         table.covered_blocks() * self.block_tokens
     }
@@ -272,11 +277,11 @@ impl KvCache {
     pub(crate) fn publish(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let Some(prefixes) = &mut self.prefixes else { return };
         for tokens in computed.chunks_exact(self.block_tokens).skip(table.published) {
-            let Some(before) = table.prefix else { return };
-            let prefix = prefixes.longer(before, tokens);
+            let Some(parent) = table.prefix else { return };
+            let prefix = prefixes.extend(parent, tokens);
             let mut blocks =
                 (0..).zip(table.groups()).filter_map(|(group, of)| Some((group, of.block(table.published)?)));
-            let insert = |(group, block)| prefixes.insert(Page { prefix, group }, before, tokens, block);
+            let insert = |(group, block)| prefixes.insert(BlockKey { prefix, group }, parent, tokens, block);
             let is_kept = blocks.all(insert);
             table.prefix = is_kept.then_some(prefix);
             table.published += usize::from(is_kept);
@@ -284,39 +289,39 @@ impl KvCache {
     }
 
     /// Whether `table` still has what is read for the tokens behind its first `tokens`.
-    pub(crate) fn serves(&self, table: &BlockTable, tokens: usize) -> bool {
-        table.groups().iter().all(|group| group.passed <= self.unread(tokens))
+    pub(crate) fn still_holds_window(&self, table: &BlockTable, tokens: usize) -> bool {
+        table.groups().iter().all(|group| group.skipped <= self.out_of_window_blocks(tokens))
     }
 
     /// Gives up the leading blocks of `table` that nothing reads once `computed` tokens are computed, at once or when the
     /// step `in_flight` that last names them is collected.
-    pub(crate) fn pass_by(&mut self, table: &mut BlockTable, computed: usize, in_flight: Option<Ticket>) {
-        let unread = self.unread(computed);
-        let given_up = table.pass(self.groups.full, unread);
-        if !given_up.is_empty() {
-            self.give_up(given_up, in_flight);
+    pub(crate) fn release_out_of_window(&mut self, table: &mut BlockTable, computed: usize, in_flight: Option<Ticket>) {
+        let out_of_window_blocks = self.out_of_window_blocks(computed);
+        let released = table.skip(self.groups.full, out_of_window_blocks);
+        if !released.is_empty() {
+            self.release_blocks(released, in_flight);
         }
     }
 
     /// Gives a table's blocks up, at once or when the step `in_flight` that last names them is collected. From the tail, so
     /// that a prefix outlives what continues it.
     pub(crate) fn release(&mut self, table: BlockTable, in_flight: Option<Ticket>) {
-        self.give_up(table.tail_first(), in_flight);
+        self.release_blocks(table.tail_first(), in_flight);
     }
 
     /// The step is over: blocks that only it still named return.
     pub(crate) fn collected(&mut self, ticket: Ticket) {
-        let (over, waiting) = self.retiring.drain(..).partition(|(last, _)| *last == ticket);
-        self.retiring = waiting;
+        let (over, waiting) = self.pending_release.drain(..).partition(|(last, _)| *last == ticket);
+        self.pending_release = waiting;
         for (_, blocks) in over {
             self.drop_references(&blocks);
         }
     }
 
     /// Blocks that become available once the steps in flight are collected, with nothing else released.
-    pub(crate) fn returning(&self) -> usize {
+    pub(crate) fn pending_free(&self) -> usize {
         let mut named: HashMap<BlockId, u32> = HashMap::new();
-        for block in self.retiring.iter().flat_map(|(_, blocks)| blocks) {
+        for block in self.pending_release.iter().flat_map(|(_, blocks)| blocks) {
             *named.entry(*block).or_default() += 1;
         }
         named.iter().filter(|(block, count)| self.pool.references(**block) == **count).count()
@@ -324,26 +329,27 @@ impl KvCache {
 
     /// Blocks by state; `tables` are those of all live sequences.
     pub(crate) fn usage<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> KvUsage {
-        let retiring: usize = self.retiring.iter().map(|(_, blocks)| blocks.len()).sum();
-        let accounted = retiring + tables.flat_map(BlockTable::groups).map(|group| group.held.len()).sum::<usize>();
+        let pending_release: usize = self.pending_release.iter().map(|(_, blocks)| blocks.len()).sum();
+        let accounted =
+            pending_release + tables.flat_map(BlockTable::groups).map(|group| group.held.len()).sum::<usize>();
         let [total, free, cached] = [self.pool.total(), self.pool.free(), self.pool.cached()].map(|n| n as u32);
         let leaked = self.pool.total_references().abs_diff(accounted as u64) as u32;
-        let swapped = self.tier.as_ref().map_or(0, Tier::len) as u32;
+        let swapped = self.swap.as_ref().map_or(0, SwapSpace::len) as u32;
         KvUsage { total, free, cached, held: total - free - cached, swapped, leaked }
     }
 
-    fn count_tier_use(&mut self, tokens: usize, known: &Known) {
-        if self.tier.is_some() {
-            let mut found: Vec<usize> = known.in_tier().map(|(index, _)| index).collect();
+    fn count_swap_lookups(&mut self, tokens: usize, matched: &PrefixMatch) {
+        if self.swap.is_some() {
+            let mut found: Vec<usize> = matched.in_swap().map(|(index, _)| index).collect();
             found.sort_unstable();
             found.dedup();
-            self.tier_use.query_tokens += (tokens - (known.blocks() - found.len()) * self.block_tokens) as u64;
-            self.tier_use.hit_tokens += (found.len() * self.block_tokens) as u64;
+            self.swap_stats.query_tokens += (tokens - (matched.blocks() - found.len()) * self.block_tokens) as u64;
+            self.swap_stats.hit_tokens += (found.len() * self.block_tokens) as u64;
         }
     }
 
     /// A block, of which the pool has one.
-    fn take(&mut self) -> BlockId {
+    fn take_block(&mut self) -> BlockId {
         let (block, evicted) = self.pool.take().expect("availability was checked");
         if evicted {
             self.evict(block);
@@ -353,18 +359,18 @@ impl KvCache {
 
     /// The block's contents are given up for others.
     fn evict(&mut self, block: BlockId) {
-        let entry = self.prefixes.as_mut().and_then(|prefixes| prefixes.remove(block));
-        if let (Some((page, entry)), Some(tier)) = (entry, &mut self.tier) {
-            self.moves.extend(tier.take_in(page, entry, self.now));
+        let evicted = self.prefixes.as_mut().and_then(|prefixes| prefixes.remove(block));
+        if let (Some((key, evicted)), Some(swap)) = (evicted, &mut self.swap) {
+            self.moves.extend(swap.swap_out(key, evicted, self.now));
         }
     }
 
     /// Gives blocks up in this order, at once or when the step `in_flight` that last names them is collected.
-    fn give_up(&mut self, blocks: Vec<BlockId>, in_flight: Option<Ticket>) {
+    fn release_blocks(&mut self, blocks: Vec<BlockId>, in_flight: Option<Ticket>) {
         // Nobody reads what was to be copied for them.
-        self.moves.retain(|moved| !matches!(moved, Move::Copy { to, .. } if blocks.contains(to)));
+        self.moves.retain(|moved| !matches!(moved, BlockMove::Copy { to, .. } if blocks.contains(to)));
         match in_flight {
-            Some(ticket) => self.retiring.push((ticket, blocks)),
+            Some(ticket) => self.pending_release.push((ticket, blocks)),
             None => self.drop_references(&blocks),
         }
     }
@@ -384,22 +390,22 @@ mod tests {
     #[test]
     fn a_released_table_waits_for_the_step_that_names_it_last() {
         let mut kv = KvCache::new(4, 2, None);
-        let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
+        let table = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.release(table, Some(Ticket(7)));
         kv.collected(Ticket(6));
-        assert_eq!((kv.pool.free(), kv.returning()), (2, 2));
+        assert_eq!((kv.pool.free(), kv.pending_free()), (2, 2));
         kv.collected(Ticket(7));
-        assert_eq!((kv.pool.free(), kv.returning()), (4, 0));
+        assert_eq!((kv.pool.free(), kv.pending_free()), (4, 0));
     }
 
     #[test]
     fn a_block_that_a_live_table_shares_is_not_on_its_way_back() {
         let mut kv = KvCache::new(4, 2, Some(1));
-        let mut first = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
+        let mut first = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.publish(&mut first, &[1, 2, 3]);
-        let second = kv.open(&[1, 2, 4], CacheScope::SHARED, 0).expect("two blocks are free");
+        let second = kv.allocate(&[1, 2, 4], CacheScope::SHARED, 0).expect("two blocks are free");
         kv.release(first, Some(Ticket(0)));
-        assert_eq!(kv.returning(), 1);
+        assert_eq!(kv.pending_free(), 1);
         kv.audit([&second].into_iter()).expect("three blocks are held");
     }
 
@@ -407,15 +413,15 @@ mod tests {
     fn scopes_share_nothing_and_what_nobody_uses_expires() {
         let mut kv = KvCache::new(8, 2, Some(1)).with_ttl(Some(10.0));
         let (one, other) = (CacheScope::SHARED, CacheScope(7));
-        let mut table = kv.open(&[1, 2, 3], one, 0).expect("eight blocks are free");
+        let mut table = kv.allocate(&[1, 2, 3], one, 0).expect("eight blocks are free");
         kv.publish(&mut table, &[1, 2, 3]);
         assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.cached_tokens(&[1, 2, 3], other)), (2, 0));
         assert_eq!(kv.cached_tokens(&[1, 2], one), 0, "the last token is computed");
-        kv.pass(100.0);
+        kv.advance_time(100.0);
         kv.release(table, None);
-        kv.pass(110.0);
+        kv.advance_time(110.0);
         assert_eq!(kv.cached_tokens(&[1, 2, 3], one), 2);
-        kv.pass(111.0);
+        kv.advance_time(111.0);
         assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.pool.free()), (0, 8));
     }
 
@@ -423,11 +429,11 @@ mod tests {
     fn who_comes_leaves_a_block_for_each_that_runs() {
         for (blocks, headroom, fits) in [(4, 2, true), (4, 3, false), (5, 3, true)] {
             let mut kv = KvCache::new(blocks, 2, None);
-            assert_eq!(kv.open_uncached(3, CacheScope::SHARED, headroom).is_some(), fits, "{blocks} {headroom}");
+            assert_eq!(kv.allocate_uncached(3, CacheScope::SHARED, headroom).is_some(), fits, "{blocks} {headroom}");
         }
         for (blocks, headroom, fits) in [(5, 2, true), (5, 3, false), (4, 1, true), (4, 2, false)] {
             let mut kv = KvCache::new(blocks, 2, None);
-            let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
+            let table = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
             assert_eq!(kv.fork(&table, 2, CacheScope::SHARED, headroom).is_some(), fits, "{blocks} {headroom}");
         }
     }
@@ -436,15 +442,15 @@ mod tests {
     fn spare_growth_leaves_a_block_for_each_that_runs() {
         for (headroom, covered) in [(0, 8), (2, 8), (3, 6), (4, 4), (5, 2), (9, 2)] {
             let mut kv = KvCache::new(6, 2, None);
-            let mut table = kv.open(&[1, 2], CacheScope::SHARED, 0).expect("six blocks are free");
-            assert_eq!(kv.grow_spare(&mut table, 8, headroom), covered, "{headroom}");
+            let mut table = kv.allocate(&[1, 2], CacheScope::SHARED, 0).expect("six blocks are free");
+            assert_eq!(kv.grow_if_spare(&mut table, 8, headroom), covered, "{headroom}");
         }
     }
 
     #[test]
     fn an_audit_sees_a_reference_too_many() {
         let mut kv = KvCache::new(4, 2, None);
-        let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
+        let table = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         assert_eq!(kv.audit([&table].into_iter()), Ok(()));
         assert!(kv.audit([].into_iter()).is_err());
         assert_eq!(kv.usage([].into_iter()).leaked, 2);

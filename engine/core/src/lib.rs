@@ -2,7 +2,7 @@
 //!
 //! Pure: no tensors, no HTTP, no text, no clock. Time, randomness and limits are parameters.
 //!
-//! One step, in order: [`Engine::turn`](engine::Engine::turn) asks the scheduler for a
+//! One step, in order: [`Engine::step`](engine::Engine::turn) asks the scheduler for a
 //! [`StepPlan`](plan::StepPlan) (decides everything), submits it to the [`Executor`](executor::Executor) (computes,
 //! chooses nothing), collects an earlier step, and lets the scheduler turn its output into
 //! [`RequestUpdate`](update::RequestUpdate)s.
@@ -12,7 +12,7 @@
 //! | [`request`], [`sampling`] | what is asked, how it ends, why it is refused; how tokens are drawn |
 //! | [`constraint`] | what a sequence may go on with |
 //! | [`policy`] | who goes first |
-//! | [`draft`] | what is guessed to come next, and who guesses |
+//! | [`draft`] | what is drafted to come next, and who draft tokens |
 //! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
 //! | [`engine`] | scheduler and executor, steps ahead of the results |
 //! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |

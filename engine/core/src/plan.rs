@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use windlass_engine_contract::kv_groups::KvGroups;
 
-use crate::constraint::{Constraint, Withheld};
+use crate::constraint::{Constraint, MaskUnavailable};
 use crate::draft::DraftTree;
 use crate::request::{RequestId, Sampling, TokenId};
 use crate::sampling::TokenLogprobs;
@@ -25,7 +25,7 @@ pub enum InputToken {
     /// Its id.
     Known(TokenId),
     /// The token that `ticket` samples in row `row` of its [`StepPlan`]; an executor of one stage feeds it back. If that
-    /// row fails, the row that has this token is [`RowOutput::Failed`], too, and so with [`RowOutput::PutOff`].
+    /// row fails, the row that has this token is [`RowOutput::Failed`], too, and so with [`RowOutput::Deferred`].
     SampledBy {
         /// The step in flight.
         ticket: Ticket,
@@ -36,11 +36,11 @@ pub enum InputToken {
 
 /// Index of a place for a block outside the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub u32);
+pub struct SwapSlotId(pub u32);
 
 /// Moves K and V of a whole block, in all layers of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Move {
+pub enum BlockMove {
     /// From one block to another.
     Copy {
         /// What is copied.
@@ -49,16 +49,16 @@ pub enum Move {
         to: BlockId,
     },
     /// Out of the pool, into a slot.
-    Out {
+    SwapOut {
         /// What is kept.
         block: BlockId,
         /// What is overwritten.
-        slot: SlotId,
+        slot: SwapSlotId,
     },
-    /// Out of a slot, which keeps it. If that fails, the rows that name the block are [`SequenceFailure::Lost`].
-    In {
+    /// Out of a slot, which keeps it. If that fails, the rows that name the block are [`SequenceFailure::LostKv`].
+    SwapIn {
         /// What is read.
-        slot: SlotId,
+        slot: SwapSlotId,
         /// What is overwritten.
         block: BlockId,
     },
@@ -68,11 +68,11 @@ pub enum Move {
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// Blocks to move before anything is computed, in this order.
-    pub moves: Vec<Move>,
+    pub moves: Vec<BlockMove>,
     /// One row per sequence, decodes and prefill chunks mixed.
     pub rows: Vec<PlanRow>,
     /// How long after its beginning the step waits for what constraints allow.
-    pub patience: Duration,
+    pub mask_timeout: Duration,
 }
 
 /// One sequence's share of a step.
@@ -85,13 +85,13 @@ pub struct PlanRow {
     /// Tokens of this sequence whose K and V are already in its blocks.
     pub first_position: u32,
     /// Blocks of the whole sequence in order, covering at least `first_position + tokens.len()` tokens and a place for
-    /// each guess behind them: as many for each group of layers, one group's after another's. In the place of one that
+    /// each draft token behind them: as many for each group of layers, one group's after another's. In the place of one that
     /// its group no longer reads is any other. Most rows share them with the sequence's row before.
     pub blocks: Arc<[BlockId]>,
     /// Draw a token from the logits of the row's last token. Absent for a prefill chunk that is not the last.
     pub sample: Option<SampleRow>,
     /// Report what the model thought of the tokens that follow the row's first ones.
-    pub score: Option<ScoreRow>,
+    pub score: Option<PromptLogprobsRow>,
 }
 
 /// How to draw a row's token.
@@ -107,8 +107,8 @@ pub struct SampleRow {
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Report the log probability of the token drawn, and of so many most likely ones.
     pub logprobs: Option<u32>,
-    /// Guesses of what comes next: they are computed behind the row's last token, and each place that they lead to
-    /// draws a token of its own. The row's last token is known then, and it scores nothing. K and V of the guesses that
+    /// Draft tokens of what comes next: they are computed behind the row's last token, and each place that they lead to
+    /// draws a token of its own. The row's last token is known then, and it scores nothing. K and V of the draft tokens that
     /// held end up behind the row's tokens, in order.
     pub draft: DraftTree,
 }
@@ -125,7 +125,7 @@ pub struct History {
 
 /// Which known tokens to report log probabilities of: entry `i` follows the row's token `i`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScoreRow {
+pub struct PromptLogprobsRow {
     /// The tokens, at most as many as the row has.
     pub targets: Vec<TokenId>,
     /// How many most likely tokens to report beside each.
@@ -144,12 +144,12 @@ impl PlanRow {
         scored + self.sample.as_ref().map_or(0, |sample| 1 + sample.draft.len())
     }
 
-    /// Tokens that this row computes, guesses included.
+    /// Tokens that this row computes, draft tokens included.
     pub fn token_count(&self) -> usize {
         self.tokens.len() + self.draft().map_or(0, DraftTree::len)
     }
 
-    /// The guesses, if there are any.
+    /// The draft tokens, if there are any.
     pub fn draft(&self) -> Option<&DraftTree> {
         self.sample.as_ref().map(|sample| &sample.draft).filter(|draft| !draft.is_empty())
     }
@@ -173,7 +173,7 @@ pub struct StepOutput {
     /// One entry per row of the plan, in its order.
     pub rows: Vec<RowOutput>,
     /// Log probabilities of the rows that asked for them, in the order of the rows. Failed rows have none.
-    pub scores: Vec<RowScores>,
+    pub scores: Vec<RowLogprobs>,
     /// Seconds the executor was busy with this step; of several stages, the one that was longest.
     pub busy_seconds: f64,
 }
@@ -185,19 +185,19 @@ pub enum RowOutput {
     Computed,
     /// The token drawn.
     Sampled(TokenId),
-    /// What was drawn in a row with guesses: those that held, then a token that none foresaw.
+    /// What was drawn in a row with draft tokens: those that held, then a token that none foresaw.
     Verified(Vec<TokenId>),
     /// The row was computed, and nothing was drawn: what its constraint allows was not known in time.
-    PutOff,
+    Deferred,
     /// This sequence failed; the others are fine.
     Failed(SequenceFailure),
 }
 
-impl From<Withheld> for RowOutput {
-    fn from(withheld: Withheld) -> RowOutput {
+impl From<MaskUnavailable> for RowOutput {
+    fn from(withheld: MaskUnavailable) -> RowOutput {
         match withheld {
-            Withheld::NotYet => RowOutput::PutOff,
-            Withheld::Failed(failure) => RowOutput::Failed(failure),
+            MaskUnavailable::NotReady => RowOutput::Deferred,
+            MaskUnavailable::Failed(failure) => RowOutput::Failed(failure),
         }
     }
 }
@@ -220,15 +220,15 @@ pub enum SequenceFailure {
     /// Blocks in which the row begins could not be brought back. Its sequence is computed again, and its client hears
     /// nothing of it.
     #[error("{0}")]
-    Lost(String),
+    LostKv(String),
 }
 
 /// The log probabilities that one row asked for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RowScores {
+pub struct RowLogprobs {
     /// Index of the row.
     pub row: u32,
-    /// Of the targets of its [`ScoreRow`], in their order.
+    /// Of the targets of its [`PromptLogprobsRow`], in their order.
     pub prompt: Vec<TokenLogprobs>,
     /// Of the tokens drawn, in their order.
     pub sampled: Vec<TokenLogprobs>,
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_wants_logits_to_score_to_sample_and_behind_each_guess() {
+    fn a_row_wants_logits_to_score_to_sample_and_behind_each_draft() {
         let mut draft = DraftTree::default();
         (0..2).for_each(|token| _ = draft.push(token, None));
         let sample = SampleRow {
@@ -250,7 +250,7 @@ mod tests {
             logprobs: None,
             draft,
         };
-        let score = ScoreRow { targets: vec![1, 2, 3], top: 0 };
+        let score = PromptLogprobsRow { targets: vec![1, 2, 3], top: 0 };
         let row = |sample, score| PlanRow {
             request: RequestId(0),
             tokens: vec![InputToken::Known(0); 4],

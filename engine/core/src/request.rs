@@ -18,7 +18,7 @@ pub struct RequestId(pub u64);
 pub struct Tenant(pub u32);
 
 /// Whose prompts may be found in the cache by whom: requests of different scopes share nothing. Numbers are the
-/// caller's, below 2^127; ones that cannot be guessed keep scopes apart that clients choose.
+/// caller's, below 2^127; ones that cannot be drafted keep scopes apart that clients choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheScope(pub u128);
 
@@ -59,14 +59,14 @@ pub struct Request {
     /// computed again, and the one that both would write into is copied.
     pub fork_of: Option<RequestId>,
     /// The search whose answers it is one of.
-    pub beams: Option<Beams>,
+    pub beams: Option<BeamSearch>,
 }
 
 /// A beam search, as vLLM defines it: as many answers as beams, to as many requests with one prompt and the same terms.
 /// They end together, the best answer is the leader's, and nothing is told before. Sampling does not matter, nor do
 /// `min_tokens`, `constraint` and `prompt_logprobs`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Beams {
+pub struct BeamSearch {
     /// The first of the requests to be added.
     pub leader: RequestId,
     /// Beams, and requests; at least one.
@@ -99,7 +99,7 @@ impl Request {
 
 /// What a request means to others that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct RequestDemand {
     /// Whose it is.
     pub tenant: Tenant,
     /// Lower ones go first, where the policy asks for it.
@@ -110,18 +110,19 @@ pub struct Claim {
     pub max_tokens: u32,
 }
 
-impl Claim {
+impl RequestDemand {
     /// What is almost nothing, of nobody in particular.
-    pub const LEAST: Claim = Claim { tenant: Tenant(0), priority: 0, prompt_tokens: 1, max_tokens: 1 };
+    pub const MINIMAL: RequestDemand =
+        RequestDemand { tenant: Tenant(0), priority: 0, prompt_tokens: 1, max_tokens: 1 };
 
     /// What this request means.
-    pub fn of(request: &Request) -> Claim {
+    pub fn of(request: &Request) -> RequestDemand {
         let prompt_tokens = match request.fork_of {
             Some(_) => 1,
             None => u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
         };
         let Request { tenant, priority, max_tokens, .. } = *request;
-        Claim { tenant, priority, prompt_tokens, max_tokens }
+        RequestDemand { tenant, priority, prompt_tokens, max_tokens }
     }
 }
 
@@ -167,7 +168,7 @@ pub enum RejectReason {
     /// Prompt and `max_tokens` exceed the longest sequence. Never admissible: a client error.
     #[error(
         "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the {limit_tokens} \
-         tokens this model serves; shorten the prompt or lower max_tokens"
+         tokens this model still_holds_window; shorten the prompt or lower max_tokens"
     )]
     TooLong {
         /// Tokens in the prompt.
@@ -236,7 +237,7 @@ mod tests {
         let too_long = RejectReason::TooLong { prompt_tokens: 9, max_tokens: 8, limit_tokens: 16 }.to_string();
         assert_eq!(
             too_long,
-            "the prompt has 9 tokens and max_tokens is 8, together more than the 16 tokens this model serves; shorten \
+            "the prompt has 9 tokens and max_tokens is 8, together more than the 16 tokens this model still_holds_window; shorten \
              the prompt or lower max_tokens"
         );
     }

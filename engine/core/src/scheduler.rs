@@ -10,15 +10,15 @@
 //! that was put off, and for what had to begin again.
 
 mod admission;
-mod answers;
+mod answer_lengths;
 mod beams;
 mod fairness;
 mod forecast;
+mod forecast_state;
+mod mask_timeout;
 mod order;
-mod outlook;
-mod patience;
-mod promises;
 mod queue;
+mod retry_after;
 mod speculation;
 mod stages;
 mod step;
@@ -26,25 +26,25 @@ mod step_time;
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::engine::{EngineConfig, Gap};
+use crate::engine::{EngineConfig, InterTokenLimit};
 use crate::executor::{ExecutorError, Geometry};
 use crate::kv::{BlockTable, KvCache};
-use crate::plan::{RowOutput, RowScores, SequenceFailure, StepOutput, Ticket};
+use crate::plan::{RowLogprobs, RowOutput, SequenceFailure, StepOutput, Ticket};
 use crate::policy::Policy;
-use crate::request::{Claim, FinishReason, RejectReason, Request, RequestId, TokenId};
+use crate::request::{FinishReason, RejectReason, Request, RequestDemand, RequestId, TokenId};
 use crate::sampling::TokenLogprobs;
-use crate::sequence::{Running, Sequence, StayId};
+use crate::sequence::{RunId, Running, Sequence};
 use crate::update::{EngineStats, RequestUpdate, StepStats};
-use answers::AnswerLengths;
-use beams::Group;
+use answer_lengths::AnswerLengths;
+use beams::BeamGroup;
 use fairness::Fairness;
-use promises::Promises;
 use queue::Queue;
 pub use queue::QueueLimits;
-pub(crate) use speculation::Guess;
+use retry_after::RetryTimes;
+pub(crate) use speculation::DraftState;
 use speculation::Speculation;
-pub(crate) use step::Step;
-use step::{StepBuilder, StepRow};
+pub(crate) use step::ScheduledStep;
+use step::{ScheduledRow, StepBuilder};
 use step_time::StepTimeModel;
 
 /// All live sequences and the KV cache.
@@ -52,28 +52,28 @@ use step_time::StepTimeModel;
 pub(crate) struct Scheduler {
     geometry: Geometry,
     policy: Policy,
-    gap: Gap,
+    inter_token_limit: InterTokenLimit,
     /// Steps that are computed at a time.
     stages: usize,
     kv: KvCache,
     step_time: StepTimeModel,
     answers: AnswerLengths,
-    promises: Promises,
+    retry_times: RetryTimes,
     /// Absent where tenants take no turns.
     fairness: Option<Fairness>,
-    /// Absent where nothing is guessed.
+    /// Absent where nothing is drafted.
     speculation: Option<Speculation>,
     /// Beam searches by their leaders.
-    groups: HashMap<RequestId, Group>,
+    beam_groups: HashMap<RequestId, BeamGroup>,
     /// Last updates that no step brought.
-    farewells: Vec<RequestUpdate>,
+    final_updates: Vec<RequestUpdate>,
     /// Stays whose blocks the next step copies from.
-    copied: Vec<StayId>,
+    copy_sources: Vec<RunId>,
     now: f64,
     running: Vec<Running>,
     waiting: Queue,
     in_flight: VecDeque<InFlight>,
-    stays: u64,
+    runs: u64,
     preemptions: u64,
     lost_sequences: u64,
     /// Why the last of them lost its blocks, until it is told.
@@ -87,7 +87,7 @@ pub(crate) struct Scheduler {
 #[derive(Debug)]
 struct InFlight {
     ticket: Ticket,
-    rows: Vec<StepRow>,
+    rows: Vec<ScheduledRow>,
     stats: StepStats,
 }
 
@@ -97,7 +97,7 @@ impl Scheduler {
         Scheduler {
             geometry,
             policy: config.policy,
-            gap: config.gap,
+            inter_token_limit: config.inter_token_limit,
             stages: 1,
             kv: KvCache::new(
                 geometry.blocks,
@@ -105,21 +105,21 @@ impl Scheduler {
                 config.enable_prefix_cache.then_some(config.prefix_cache_key),
             )
             .with_ttl(config.prefix_cache_ttl_seconds)
-            .with_tier(geometry.swap_slots)
+            .with_swap_space(geometry.swap_slots)
             .with_groups(geometry.groups),
             step_time: StepTimeModel::new(),
             answers: AnswerLengths::default(),
-            promises: Promises::default(),
+            retry_times: RetryTimes::default(),
             fairness: (config.policy == Policy::Fair).then(Fairness::default),
             speculation: None,
-            groups: HashMap::new(),
-            farewells: Vec::new(),
-            copied: Vec::new(),
+            beam_groups: HashMap::new(),
+            final_updates: Vec::new(),
+            copy_sources: Vec::new(),
             now: 0.0,
             running: Vec::new(),
             waiting: Queue::new(config.queue),
             in_flight: VecDeque::new(),
-            stays: 0,
+            runs: 0,
             preemptions: 0,
             lost_sequences: 0,
             lost: None,
@@ -138,9 +138,9 @@ impl Scheduler {
             self.fairness.iter_mut().for_each(Fairness::forget);
         }
         let sequence = Sequence::new(request, now);
-        self.waiting.admits(&sequence, self.free_places())?;
-        if self.is_behind() && self.waiting.bounds_ttft() {
-            self.waiting.is_in_time(self.predicted_ttft_seconds(sequence.claim()))?;
+        self.waiting.admits(&sequence, self.free_rows())?;
+        if self.would_wait() && self.waiting.bounds_ttft() {
+            self.waiting.is_in_time(self.predicted_ttft_seconds(sequence.demand()))?;
         }
         let next = match sequence.beams {
             Some(beams) => self.join_group(sequence, beams),
@@ -154,46 +154,52 @@ impl Scheduler {
     /// vain, and its blocks return after them.
     pub(crate) fn finish(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestUpdate> {
         let sequence = match self.running.iter().position(|run| run.sequence.id == id) {
-            Some(index) => self.leave(index),
+            Some(index) => self.remove_running(index),
             None => self.waiting.take(id).or_else(|| self.take_parked(id))?,
         };
-        self.forget_guesses(id);
+        self.forget_drafts(id);
         if sequence.was_scheduled() {
             self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         }
         if let Some(beams) = sequence.beams {
             self.dissolve(beams.leader, reason, None);
         }
-        Some(sequence.end(reason))
+        Some(sequence.finish(reason))
     }
 
     /// Decides the next step. `None` if there is nothing that it could compute, or nothing yet.
-    pub(crate) fn schedule(&mut self, now: f64) -> Option<Step> {
-        self.kv.pass(now);
+    pub(crate) fn schedule(&mut self, now: f64) -> Option<ScheduledStep> {
+        self.kv.advance_time(now);
         self.now = now;
         if self.waits_for_results() {
             return None;
         }
-        self.guess_at_cost();
-        self.make_way();
+        self.propose_costly_drafts();
+        self.preempt_for_urgent();
         let mut step = StepBuilder::new(&self.geometry, self.running.len());
-        self.copied.drain(..).for_each(|stay| step.copies_from(stay));
+        self.copy_sources.drain(..).for_each(|run_id| step.add_copy_source(run_id));
         self.schedule_decodes(&mut step);
         step.limit(self.prefill_budget(step.decode_rows()) as usize);
         self.schedule_prefills(&mut step);
         self.schedule_waiting(&mut step, now);
         let mut step = step.build(&mut self.kv)?;
-        step.plan.patience = self.patience(&step.stats);
+        step.plan.mask_timeout = self.mask_timeout(&step.stats);
         Some(step)
     }
 
     /// The step was submitted as `ticket`.
-    pub(crate) fn submitted(&mut self, ticket: Ticket, rows: Vec<StepRow>, copied: &[StayId], stats: StepStats) {
-        for run in copied.iter().filter_map(|stay| self.find(*stay)).collect::<Vec<_>>() {
+    pub(crate) fn submitted(
+        &mut self,
+        ticket: Ticket,
+        rows: Vec<ScheduledRow>,
+        copy_sources: &[RunId],
+        stats: StepStats,
+    ) {
+        for run in copy_sources.iter().filter_map(|run_id| self.find(*run_id)).collect::<Vec<_>>() {
             self.running[run].last_ticket = Some(ticket);
         }
         for (index, row) in rows.iter().enumerate() {
-            let run = self.find_near(index, row.stay).expect("nothing ends between scheduling and submitting");
+            let run = self.find_near(index, row.run_id).expect("nothing ends between scheduling and submitting");
             self.running[run].submit(row.end, row.samples, ticket, index as u32);
         }
         self.in_flight.push_back(InFlight { ticket, rows, stats });
@@ -218,18 +224,18 @@ impl Scheduler {
             let scores = scores.next_if(|scores| scores.row as usize == index);
             updates.extend(self.complete_row(index, row, result, scores)?);
         }
-        self.guess_freely();
+        self.propose_free_drafts();
         Ok((updates, StepStats { busy_seconds: output.busy_seconds, ..stats }))
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         let rests = self.running.is_empty() && self.waiting.is_empty() && self.in_flight.is_empty();
-        rests && self.groups.is_empty() && self.farewells.is_empty()
+        rests && self.beam_groups.is_empty() && self.final_updates.is_empty()
     }
 
     /// Last updates that no step brought.
-    pub(crate) fn take_farewells(&mut self) -> Vec<RequestUpdate> {
-        std::mem::take(&mut self.farewells)
+    pub(crate) fn take_final_updates(&mut self) -> Vec<RequestUpdate> {
+        std::mem::take(&mut self.final_updates)
     }
 
     /// Why a sequence lost its blocks since this was asked before.
@@ -243,7 +249,7 @@ impl Scheduler {
             waiting: self.waiting.len() as u32,
             oldest_waiting_arrival_seconds: self.oldest_arrival_seconds(),
             queued_prompt_tokens: self.waiting.prompt_tokens(),
-            predicted_ttft_seconds: self.predicted_ttft_seconds(Claim::LEAST),
+            predicted_ttft_seconds: self.predicted_ttft_seconds(RequestDemand::MINIMAL),
             remaining_tokens: self.running.iter().map(|run| run.sequence.remaining_tokens() as u64).sum(),
             kv: self.kv.usage(self.running.iter().map(|run| &run.table)),
             preemptions: self.preemptions,
@@ -251,7 +257,7 @@ impl Scheduler {
             prefix_query_tokens: self.prefix_query_tokens,
             prefix_hit_tokens: self.prefix_hit_tokens,
             recomputed_tokens: self.recomputed_tokens,
-            tier: self.kv.tier_use(),
+            swap: self.kv.swap_stats(),
             drafts: self.draft_stats(),
         }
     }
@@ -262,13 +268,13 @@ impl Scheduler {
         if queued as u64 != self.waiting.prompt_tokens() {
             return Err(format!("{queued} prompt tokens wait and {} are counted", self.waiting.prompt_tokens()));
         }
-        let going_on = self.running.iter().filter(|run| run.uncomputed() > 0 && !run.late);
+        let going_on = self.running.iter().filter(|run| run.uncomputed() > 0 && !run.was_deferred);
         let arrivals = going_on.map(|run| &run.sequence).chain(self.waiting.iter());
-        let arrivals = arrivals.filter(|sequence| !sequence.began_again).map(|sequence| sequence.arrival_seconds);
-        if self.policy == Policy::Fcfs && self.groups.is_empty() && !arrivals.is_sorted() {
+        let arrivals = arrivals.filter(|sequence| !sequence.recomputes_lost).map(|sequence| sequence.arrival_seconds);
+        if self.policy == Policy::Fcfs && self.beam_groups.is_empty() && !arrivals.is_sorted() {
             return Err("a later arrival runs or waits before an earlier one".into());
         }
-        if !self.running.is_sorted_by_key(|run| run.stay) {
+        if !self.running.is_sorted_by_key(|run| run.id) {
             return Err("the running batch is out of order".into());
         }
         self.kv.audit(self.running.iter().map(|run| &run.table))
@@ -276,16 +282,17 @@ impl Scheduler {
 
     /// Sequences with one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
-        let (bar, prompts, share) = (self.bar(), self.reserved_for_prompts(), self.decode_share());
+        let (min_acceptance, prompts, share) =
+            (self.min_acceptance(), self.reserved_for_prompts(), self.decode_row_limit());
         let mut others = self.running.iter().filter(|run| self.decodes_next(run)).count().min(share);
-        for (place, stay) in self.service_order().into_iter().enumerate() {
+        for (place, run_id) in self.service_order().into_iter().enumerate() {
             if !step.has_room() || step.decode_rows() as usize == share {
                 break;
             }
-            let decodes = self.find_near(place, stay).is_some_and(|index| self.decodes_next(&self.running[index]));
+            let decodes = self.find_near(place, run_id).is_some_and(|index| self.decodes_next(&self.running[index]));
             others = others.saturating_sub(usize::from(decodes));
-            if let Some(index) = decodes.then(|| self.make_room(place, stay, step)).flatten() {
-                let draft = self.draft(index, step.draft_room(others + prompts), bar);
+            if let Some(index) = decodes.then(|| self.reserve_block(place, run_id, step)).flatten() {
+                let draft = self.draft(index, step.draft_room(others + prompts), min_acceptance);
                 step.push_drafted(&self.running[index], draft);
             }
         }
@@ -296,12 +303,12 @@ impl Scheduler {
         if !self.has_prefills() {
             return; // as in most steps
         }
-        for (place, stay) in self.service_order().into_iter().enumerate() {
+        for (place, run_id) in self.service_order().into_iter().enumerate() {
             if !step.has_room() {
                 break;
             }
-            let prefills = self.find_near(place, stay).is_some_and(|index| self.running[index].uncomputed() > 1);
-            if let Some(index) = prefills.then(|| self.make_room(place, stay, step)).flatten() {
+            let prefills = self.find_near(place, run_id).is_some_and(|index| self.running[index].uncomputed() > 1);
+            if let Some(index) = prefills.then(|| self.reserve_block(place, run_id, step)).flatten() {
                 self.prefill(index, step);
             }
         }
@@ -316,7 +323,7 @@ impl Scheduler {
         let headroom = self.running.len();
         let run = &mut self.running[index];
         let covered = run.covered_after(step.room_for(run));
-        self.kv.grow_spare(&mut run.table, covered, headroom);
+        self.kv.grow_if_spare(&mut run.table, covered, headroom);
         step.push(run);
     }
 
@@ -324,13 +331,13 @@ impl Scheduler {
     fn schedule_waiting(&mut self, step: &mut StepBuilder, now: f64) {
         while step.has_room() {
             let Some(next) = self.next_waiting(now) else { break };
-            if self.free_places() == 0 && !self.park_idle_beam() {
+            if self.free_rows() == 0 && !self.park_idle_beam() {
                 break;
             }
             let leader = self.waiting.get(next).and_then(|sequence| self.leader(sequence));
             let opened = match leader {
                 Some(leader) => self.fork(next, leader, step),
-                None => self.open(next),
+                None => self.allocate(next),
             };
             let Some((table, cached_tokens)) = opened else {
                 if self.park_idle_beam() {
@@ -339,7 +346,7 @@ impl Scheduler {
                 break;
             };
             let sequence = self.waiting.remove(next).expect("the next one is in the queue");
-            self.enter(sequence, table, cached_tokens, now);
+            self.add_running(sequence, table, cached_tokens, now);
             self.prefill(self.running.len() - 1, step);
         }
     }
@@ -351,16 +358,16 @@ impl Scheduler {
         let Running { sequence: leader, table, .. } = &self.running[index];
         let same = leader.cache_scope == sequence.cache_scope
             && leader.tokens[..leader.prompt_tokens] == sequence.tokens[..sequence.prompt_tokens];
-        (same && self.kv.serves(table, leader.prompt_tokens - 1)).then_some(index)
+        (same && self.kv.still_holds_window(table, leader.prompt_tokens - 1)).then_some(index)
     }
 
     /// Blocks for the one that waits at `next`, and how many of its tokens they hold already.
-    fn open(&mut self, next: usize) -> Option<(BlockTable, usize)> {
+    fn allocate(&mut self, next: usize) -> Option<(BlockTable, usize)> {
         let sequence = self.waiting.get(next)?;
         // A block for each running sequence stays, or their next tokens would preempt what is admitted here.
-        let table = match sequence.scores_prompt() {
-            true => self.kv.open_uncached(sequence.tokens.len(), sequence.cache_scope, self.running.len()),
-            false => self.kv.open(&sequence.tokens, sequence.cache_scope, self.running.len()),
+        let table = match sequence.wants_prompt_logprobs() {
+            true => self.kv.allocate_uncached(sequence.tokens.len(), sequence.cache_scope, self.running.len()),
+            false => self.kv.allocate(&sequence.tokens, sequence.cache_scope, self.running.len()),
         }?;
         let cached_tokens = table.published_blocks() * self.geometry.block_tokens as usize;
         if !sequence.was_scheduled() {
@@ -377,24 +384,26 @@ impl Scheduler {
         // The last token of the prompt is computed again: its logits are drawn from once for each sequence.
         let shared_tokens = leader.sequence.prompt_tokens - 1;
         let table = self.kv.fork(&leader.table, shared_tokens, scope, self.running.len())?;
-        step.copies_from(leader.stay);
+        step.add_copy_source(leader.id);
         self.recomputed_tokens += 1;
         Some((table, shared_tokens))
     }
 
     /// Gives a sequence the blocks that its next token may need, preempting others for it. Where it is then; `None` where
     /// it has to sit this step out.
-    fn make_room(&mut self, place: usize, stay: StayId, step: &mut StepBuilder) -> Option<usize> {
+    fn reserve_block(&mut self, place: usize, run_id: RunId, step: &mut StepBuilder) -> Option<usize> {
         loop {
-            let index = self.find_near(place, stay)?;
+            let index = self.find_near(place, run_id)?;
             let run = &mut self.running[index];
             let covered = run.covered_after(1);
             if self.kv.grow(&mut run.table, covered) {
                 return Some(index);
             }
             // Blocks on their way back count first: one preemption must not turn into several.
-            if self.kv.returning() > step.sitting_out || !(self.park_idle_beam() || self.preempt_behind(index, step)) {
-                step.sitting_out += 1;
+            if self.kv.pending_free() > step.without_block
+                || !(self.park_idle_beam() || self.preempt_behind(index, step))
+            {
+                step.without_block += 1;
                 return None;
             }
         }
@@ -404,24 +413,24 @@ impl Scheduler {
     /// token, and those in the step. False where there is none: others go first, and it keeps what it has until they
     /// need it.
     fn preempt_behind(&mut self, index: usize, step: &StepBuilder) -> bool {
-        let own = self.rank(&self.running[index]);
+        let own = self.service_rank(&self.running[index]);
         let running = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0);
-        let behind = running.filter(|(_, run)| self.rank(run) > own && !step.has(run.stay));
-        let Some((victim, _)) = behind.max_by_key(|(_, run)| self.rank(run)) else { return false };
+        let behind = running.filter(|(_, run)| self.service_rank(run) > own && !step.has(run.id));
+        let Some((victim, _)) = behind.max_by_key(|(_, run)| self.service_rank(run)) else { return false };
         self.preempt(victim);
         true
     }
 
     fn preempt(&mut self, index: usize) {
-        let sequence = self.leave(index);
+        let sequence = self.remove_running(index);
         self.waiting.push_front(sequence);
         self.preemptions += 1;
     }
 
     /// Back to the queue with what it has generated, whose K and V are computed again.
-    fn begin_again(&mut self, index: usize, why: String) {
-        let mut sequence = self.leave(index);
-        sequence.began_again = true;
+    fn requeue_lost(&mut self, index: usize, why: String) {
+        let mut sequence = self.remove_running(index);
+        sequence.recomputes_lost = true;
         self.waiting.push_front(sequence);
         self.lost_sequences += 1;
         self.lost = Some(why);
@@ -431,62 +440,62 @@ impl Scheduler {
     fn complete_row(
         &mut self,
         place: usize,
-        row: &StepRow,
+        row: &ScheduledRow,
         result: RowOutput,
-        scores: Option<RowScores>,
+        scores: Option<RowLogprobs>,
     ) -> Result<Option<RequestUpdate>, ExecutorError> {
-        let Some(index) = self.find_near(place, row.stay) else { return Ok(None) };
+        let Some(index) = self.find_near(place, row.run_id) else { return Ok(None) };
         if let RowOutput::Failed(failure) = result {
-            self.kv.distrust(&self.running[index].table);
-            if let SequenceFailure::Lost(why) = failure {
-                self.begin_again(index, why);
+            self.kv.invalidate(&self.running[index].table);
+            if let SequenceFailure::LostKv(why) = failure {
+                self.requeue_lost(index, why);
                 return Ok(None);
             }
-            let sequence = self.end(index);
+            let sequence = self.end_run(index);
             if let Some(beams) = sequence.beams {
                 self.dissolve(beams.leader, FinishReason::Error, Some(&failure));
             }
             return Ok(Some(sequence.fail(failure)));
         }
-        let put_off = result == RowOutput::PutOff && row.samples;
-        if put_off {
-            self.running[index].put_off(row.end);
+        let defer = result == RowOutput::Deferred && row.samples;
+        if defer {
+            self.running[index].defer(row.end);
         }
-        let computed = if put_off { self.running[index].first() } else { row.end };
+        let computed = if defer { self.running[index].next_index() } else { row.end };
         self.note_computed(index, computed);
         let run = &mut self.running[index];
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
-        run.sequence.take_scores(row.first, prompt);
+        run.sequence.add_prompt_logprobs(row.first, prompt);
         match result {
-            RowOutput::PutOff if row.samples => Ok(None),
+            RowOutput::Deferred if row.samples => Ok(None),
             RowOutput::Sampled(_) if row.samples && run.sequence.beams.is_some() => {
-                run.sampled_for_beams();
+                run.note_beam_sample();
                 let (id, beams) = (run.sequence.id, run.sequence.beams);
-                beams.into_iter().for_each(|beams| self.offer(beams.leader, id, sampled.first().cloned()));
+                beams.into_iter().for_each(|beams| self.add_candidates(beams.leader, id, sampled.first().cloned()));
                 Ok(None)
             }
             RowOutput::Sampled(token) if row.samples && row.drafted == 0 => {
-                Ok(Some(self.take(index, row, vec![token], sampled)))
+                Ok(Some(self.accept_tokens(index, row, vec![token], sampled)))
             }
             RowOutput::Verified(tokens) if row.drafted > 0 && (1..=row.drafted + 1).contains(&tokens.len()) => {
-                Ok(Some(self.take(index, row, tokens, sampled)))
+                Ok(Some(self.accept_tokens(index, row, tokens, sampled)))
             }
             RowOutput::Computed if !row.samples => {
-                Ok(run.ends_at(row.end).then(|| self.end(index).end(FinishReason::Length)))
+                Ok(run.is_complete_at(row.end).then(|| self.end_run(index).finish(FinishReason::Length)))
             }
             wrong => Err(ExecutorError(format!("{row:?} gave {wrong:?}"))),
         }
     }
 
     /// What was drawn in a row becomes the sequence's.
-    fn take(
+    fn accept_tokens(
         &mut self,
         index: usize,
-        row: &StepRow,
+        row: &ScheduledRow,
         mut tokens: Vec<TokenId>,
         mut logprobs: Vec<TokenLogprobs>,
     ) -> RequestUpdate {
-        self.judge(index, &tokens, row.drafted);
+        self.record_verification(index, &tokens, row.drafted);
         let run = &mut self.running[index];
         let (taken, finish) = run.accept(&tokens);
         tokens.truncate(taken);
@@ -494,12 +503,12 @@ impl Scheduler {
         if let Some(fairness) = &mut self.fairness {
             fairness.spend(run.sequence.tenant, taken);
         }
-        // All but the last are computed, as they were guessed.
+        // All but the last are computed, as they were drafted.
         if taken > 1 {
             self.note_computed(index, row.end + taken - 1);
         }
         match finish {
-            Some(reason) => self.conclude(index, reason).end_with(reason, tokens, logprobs),
+            Some(reason) => self.conclude(index, reason).finish_with(reason, tokens, logprobs),
             None => self.running[index].sequence.update(tokens, logprobs),
         }
     }
@@ -509,39 +518,39 @@ impl Scheduler {
         let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
         self.kv.publish(&mut run.table, &run.sequence.tokens[..computed]);
-        self.kv.pass_by(&mut run.table, computed, in_flight);
+        self.kv.release_out_of_window(&mut run.table, computed, in_flight);
     }
 
     /// Out of the batch with a complete answer.
     fn conclude(&mut self, index: usize, reason: FinishReason) -> Sequence {
-        let sequence = self.end(index);
+        let sequence = self.end_run(index);
         self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         sequence
     }
 
     /// Out of the batch for good.
-    fn end(&mut self, index: usize) -> Sequence {
-        let sequence = self.leave(index);
-        self.forget_guesses(sequence.id);
+    fn end_run(&mut self, index: usize) -> Sequence {
+        let sequence = self.remove_running(index);
+        self.forget_drafts(sequence.id);
         sequence
     }
 
-    fn find(&self, stay: StayId) -> Option<usize> {
-        self.running.binary_search_by_key(&stay, |run| run.stay).ok()
+    fn find(&self, run_id: RunId) -> Option<usize> {
+        self.running.binary_search_by_key(&run_id, |run| run.id).ok()
     }
 
     /// The same, looked for at `place` first, where it is unless others before it have left.
-    fn find_near(&self, place: usize, stay: StayId) -> Option<usize> {
-        let is_there = self.running.get(place).is_some_and(|run| run.stay == stay);
-        if is_there { Some(place) } else { self.find(stay) }
+    fn find_near(&self, place: usize, run_id: RunId) -> Option<usize> {
+        let is_there = self.running.get(place).is_some_and(|run| run.id == run_id);
+        if is_there { Some(place) } else { self.find(run_id) }
     }
 
-    fn free_places(&self) -> usize {
+    fn free_rows(&self) -> usize {
         self.geometry.max_step_rows as usize - self.running.len()
     }
 
     /// Into the batch, as its last, where `table` holds the first `cached_tokens` of the sequence's tokens.
-    fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) {
+    fn add_running(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
             if let Some(fairness) = &mut self.fairness {
@@ -549,12 +558,12 @@ impl Scheduler {
             }
         }
         self.recomputed_tokens += sequence.computed_prompt_tokens.saturating_sub(cached_tokens) as u64;
-        self.stays += 1;
-        self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));
+        self.runs += 1;
+        self.running.push(Running::new(RunId(self.runs), sequence, table, cached_tokens));
     }
 
     /// Out of the batch: its blocks return, after the last step in flight that names them.
-    fn leave(&mut self, index: usize) -> Sequence {
+    fn remove_running(&mut self, index: usize) -> Sequence {
         let mut run = self.running.remove(index);
         run.sequence.computed_prompt_tokens = run.computed_prompt_tokens();
         let last = self.last_in_flight(&run);
@@ -605,7 +614,7 @@ mod tests {
         let damages: [(&str, Damage); 4] = [
             ("", |_| {}),
             ("a later arrival", |scheduler| scheduler.running[0].sequence.arrival_seconds = 9.0),
-            ("the running batch", |scheduler| scheduler.running[0].stay = StayId(9)),
+            ("the running batch", |scheduler| scheduler.running[0].id = RunId(9)),
             ("block", |scheduler| drop(scheduler.running.remove(1))),
         ];
         for (expected, damage) in damages {

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use crate::constraint::Constraint;
 use crate::draft::DraftTree;
 use crate::kv::BlockTable;
-use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, SequenceFailure, Ticket};
-use crate::request::{Beams, CacheScope, Claim, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
+use crate::plan::{History, InputToken, PlanRow, PromptLogprobsRow, SampleRow, SequenceFailure, Ticket};
+use crate::request::{
+    BeamSearch, CacheScope, FinishReason, Request, RequestDemand, RequestId, Sampling, Tenant, TokenId,
+};
 use crate::sampling::TokenLogprobs;
-use crate::scheduler::Guess;
+use crate::scheduler::DraftState;
 use crate::update::RequestUpdate;
 
 #[derive(Debug)]
@@ -28,11 +30,11 @@ pub(crate) struct Sequence {
     /// Tokens of the prompt that were computed or found when it was in the batch last.
     pub(crate) computed_prompt_tokens: usize,
     /// Its blocks were lost, and it left its place in the order of arrival to be computed again.
-    pub(crate) began_again: bool,
+    pub(crate) recomputes_lost: bool,
     /// A live request with the same prompt, whose blocks this one shares.
     pub(crate) fork_of: Option<RequestId>,
     /// The search that it is part of.
-    pub(crate) beams: Option<Beams>,
+    pub(crate) beams: Option<BeamSearch>,
     max_tokens: usize,
     min_tokens: usize,
     stop_tokens: Vec<TokenId>,
@@ -41,9 +43,9 @@ pub(crate) struct Sequence {
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
     /// What the model thought of the prompt, until the first update tells it.
-    scores: Vec<TokenLogprobs>,
+    untold_prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens whose scores are there, or were told.
-    scored: usize,
+    scored_prompt_tokens: usize,
     pub(crate) arrival_seconds: f64,
     first_scheduled_seconds: Option<f64>,
     cached_tokens: u32,
@@ -76,7 +78,7 @@ impl Sequence {
             backlog_tokens: if fork_of.is_some() { 1 } else { prompt.len() },
             tokens: prompt,
             computed_prompt_tokens: 0,
-            began_again: false,
+            recomputes_lost: false,
             fork_of: fork_of.filter(|_| prompt_logprobs.is_none() && beams.is_none()),
             beams,
             max_tokens: max_tokens as usize,
@@ -86,8 +88,8 @@ impl Sequence {
             constraint,
             logprobs,
             prompt_logprobs,
-            scores: Vec::new(),
-            scored: 0,
+            untold_prompt_logprobs: Vec::new(),
+            scored_prompt_tokens: 0,
             arrival_seconds: now,
             first_scheduled_seconds: None,
             cached_tokens: 0,
@@ -109,21 +111,21 @@ impl Sequence {
     }
 
     /// Whether the prompt has to pass through the model again wherever it is cached: nobody keeps its logits.
-    pub(crate) fn scores_prompt(&self) -> bool {
+    pub(crate) fn wants_prompt_logprobs(&self) -> bool {
         self.prompt_logprobs.is_some()
     }
 
     /// The tokens that need not be computed where they are cached. The last one always is: its logits are drawn from.
     pub(crate) fn cacheable(&self) -> &[TokenId] {
-        let count = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
+        let count = if self.wants_prompt_logprobs() { 0 } else { self.tokens.len() - 1 };
         &self.tokens[..count]
     }
 
     /// What it means to others while it waits: all of its tokens, if it gave up its blocks.
-    pub(crate) fn claim(&self) -> Claim {
+    pub(crate) fn demand(&self) -> RequestDemand {
         let prompt_tokens = if self.was_scheduled() { self.tokens.len() } else { self.backlog_tokens } as u32;
         let (tenant, priority, max_tokens) = (self.tenant, self.priority, self.remaining_tokens() as u32);
-        Claim { tenant, priority, prompt_tokens, max_tokens }
+        RequestDemand { tenant, priority, prompt_tokens, max_tokens }
     }
 
     pub(crate) fn was_scheduled(&self) -> bool {
@@ -147,10 +149,10 @@ impl Sequence {
 
     /// Takes in the prompt's scores of a row that began at `first`. Some are known already if the row was computed
     /// again after a preemption.
-    pub(crate) fn take_scores(&mut self, first: usize, scores: Vec<TokenLogprobs>) {
-        let known = self.scored.saturating_sub(first);
-        self.scored = self.scored.max(first + scores.len());
-        self.scores.extend(scores.into_iter().skip(known));
+    pub(crate) fn add_prompt_logprobs(&mut self, first: usize, logprobs: Vec<TokenLogprobs>) {
+        let known = self.scored_prompt_tokens.saturating_sub(first);
+        self.scored_prompt_tokens = self.scored_prompt_tokens.max(first + logprobs.len());
+        self.untold_prompt_logprobs.extend(logprobs.into_iter().skip(known));
     }
 
     /// An update that leaves the request alive.
@@ -159,7 +161,7 @@ impl Sequence {
             request: self.id,
             tokens,
             logprobs,
-            prompt_logprobs: std::mem::take(&mut self.scores),
+            prompt_logprobs: std::mem::take(&mut self.untold_prompt_logprobs),
             finish: None,
             failure: None,
             cached_tokens: self.cached_tokens,
@@ -169,12 +171,12 @@ impl Sequence {
     }
 
     /// The last update: the only place where one is made.
-    pub(crate) fn end(self, reason: FinishReason) -> RequestUpdate {
-        self.end_with(reason, Vec::new(), Vec::new())
+    pub(crate) fn finish(self, reason: FinishReason) -> RequestUpdate {
+        self.finish_with(reason, Vec::new(), Vec::new())
     }
 
     /// The last update, with the last tokens.
-    pub(crate) fn end_with(
+    pub(crate) fn finish_with(
         mut self,
         reason: FinishReason,
         tokens: Vec<TokenId>,
@@ -185,10 +187,10 @@ impl Sequence {
 
     /// The last update of a sequence that failed.
     pub(crate) fn fail(self, failure: SequenceFailure) -> RequestUpdate {
-        RequestUpdate { failure: Some(failure), ..self.end(FinishReason::Error) }
+        RequestUpdate { failure: Some(failure), ..self.finish(FinishReason::Error) }
     }
 
-    /// How to draw generated token number `index`, and those behind guesses.
+    /// How to draw generated token number `index`, and those behind draft tokens.
     fn sample_row(&self, index: usize, draft: DraftTree) -> SampleRow {
         let banned = if index < self.min_tokens { self.stop_tokens.clone() } else { Vec::new() };
         let (sampling, constraint) = (self.sampling.clone(), self.constraint.clone());
@@ -203,7 +205,7 @@ impl Sequence {
     }
 
     /// The tokens that end it, and the most tokens that it may have, prompt included.
-    pub(crate) fn terms(&self) -> (Vec<TokenId>, usize) {
+    pub(crate) fn stop_conditions(&self) -> (Vec<TokenId>, usize) {
         (self.stop_tokens.clone(), self.prompt_tokens + self.max_tokens)
     }
 
@@ -212,7 +214,7 @@ impl Sequence {
         self.logprobs
     }
 
-    /// Most guesses that are of use: the last token needs none behind it, and what is banned is so for all of them.
+    /// Most draft tokens that are of use: the last token needs none behind it, and what is banned is so for all of them.
     pub(crate) fn draft_limit(&self) -> usize {
         let generated = self.generated();
         let banned = self.min_tokens.checked_sub(generated + 1).unwrap_or(usize::MAX);
@@ -220,74 +222,74 @@ impl Sequence {
     }
 
     /// Which tokens a row over `first..end` scores: those of the prompt that follow its own.
-    fn score_row(&self, first: usize, end: usize) -> Option<ScoreRow> {
+    fn score_row(&self, first: usize, end: usize) -> Option<PromptLogprobsRow> {
         let top = self.prompt_logprobs?;
         let targets = self.tokens.get(first + 1..self.prompt_tokens.min(end + 1))?;
-        (!targets.is_empty()).then(|| ScoreRow { targets: targets.to_vec(), top })
+        (!targets.is_empty()).then(|| PromptLogprobsRow { targets: targets.to_vec(), top })
     }
 }
 
 /// Names one stay of a sequence in the running batch. Later stays have higher numbers, and none is given twice, so
 /// the result of a step finds its sequence only while the stay that asked for it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct StayId(pub(crate) u64);
+pub(crate) struct RunId(pub(crate) u64);
 
 /// A sequence in the running batch.
 #[derive(Debug)]
 pub(crate) struct Running {
-    pub(crate) stay: StayId,
+    pub(crate) id: RunId,
     pub(crate) sequence: Sequence,
     pub(crate) table: BlockTable,
     /// Leading tokens whose K and V are computed, or will be by a submitted step.
     submitted: usize,
     /// The last of those is computed again: a step put off what was to be drawn behind it.
-    again: bool,
+    recompute_last: bool,
     /// Whether that was ever so.
-    pub(crate) late: bool,
+    pub(crate) was_deferred: bool,
     /// Tokens that submitted steps are still to sample: they follow `sequence.tokens`.
-    sampling: usize,
+    pending_samples: usize,
     /// Where the last of those comes from.
     last_sample: Option<InputToken>,
     /// The last submitted step with a row of this sequence.
     pub(crate) last_ticket: Option<Ticket>,
-    /// What is guessed to come next.
-    pub(crate) guess: Guess,
+    /// What is drafted to come next.
+    pub(crate) draft: DraftState,
 }
 
 impl Running {
     /// Starts a stay; `cached_tokens` of the table are computed already.
-    pub(crate) fn new(stay: StayId, sequence: Sequence, table: BlockTable, cached_tokens: usize) -> Running {
-        let guess = Guess::default();
-        let (submitted, sampling, last_sample, last_ticket) = (cached_tokens, 0, None, None);
+    pub(crate) fn new(id: RunId, sequence: Sequence, table: BlockTable, cached_tokens: usize) -> Running {
+        let draft = DraftState::default();
+        let (submitted, pending_samples, last_sample, last_ticket) = (cached_tokens, 0, None, None);
         Running {
-            stay,
+            id,
             sequence,
             table,
             submitted,
-            again: false,
-            late: false,
-            sampling,
+            recompute_last: false,
+            was_deferred: false,
+            pending_samples,
             last_sample,
             last_ticket,
-            guess,
+            draft,
         }
     }
 
     /// Tokens that the next steps have to compute. None once the last token that may be generated is being sampled.
     pub(crate) fn uncomputed(&self) -> usize {
-        match self.sequence.remaining_tokens() - self.sampling {
+        match self.sequence.remaining_tokens() - self.pending_samples {
             0 if self.sequence.generates() => 0,
             // What is drawn meanwhile follows a token that does not come.
-            _ if self.again && self.sampling > 0 => 0,
+            _ if self.recompute_last && self.pending_samples > 0 => 0,
             // What follows a beam is not known before all of them were computed.
             _ if self.sequence.beams.is_some() => self.sequence.tokens.len() - self.submitted,
-            _ => self.sequence.tokens.len() + self.sampling - self.first(),
+            _ => self.sequence.tokens.len() + self.pending_samples - self.next_index(),
         }
     }
 
     /// Index of the first token that the next steps compute.
-    pub(crate) fn first(&self) -> usize {
-        self.submitted - usize::from(self.again)
+    pub(crate) fn next_index(&self) -> usize {
+        self.submitted - usize::from(self.recompute_last)
     }
 
     /// Tokens of the prompt that are computed, or will be by a submitted step.
@@ -302,33 +304,33 @@ impl Running {
 
     /// Whether the last known token is all that there is to compute.
     pub(crate) fn is_decoding(&self) -> bool {
-        self.sampling == 0 && self.uncomputed() == 1 && self.has_prompt()
+        self.pending_samples == 0 && self.uncomputed() == 1 && self.has_prompt()
     }
 
     /// Whether every row of logits of the next tokens is wanted, and not the last one alone.
-    pub(crate) fn scores_next(&self) -> bool {
-        self.sequence.scores_prompt() && self.first() + 1 < self.sequence.prompt_tokens
+    pub(crate) fn needs_prompt_logits(&self) -> bool {
+        self.sequence.wants_prompt_logprobs() && self.next_index() + 1 < self.sequence.prompt_tokens
     }
 
     /// Tokens that the table covers and that are still to be computed.
     pub(crate) fn covered_uncomputed(&self, block_tokens: usize) -> usize {
-        self.table.covered_blocks() * block_tokens - self.first()
+        self.table.covered_blocks() * block_tokens - self.next_index()
     }
 
     /// Tokens that the table has to cover for the next `count` to be computed.
     pub(crate) fn covered_after(&self, count: usize) -> usize {
-        self.first() + count
+        self.next_index() + count
     }
 
     /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after
-    /// the last of them and of the guesses.
+    /// the last of them and of the draft tokens.
     pub(crate) fn row(&self, count: usize, draft: DraftTree) -> PlanRow {
-        let (first, end) = (self.first(), self.first() + count);
+        let (first, end) = (self.next_index(), self.next_index() + count);
         let known = self.sequence.tokens.get(first..end);
         let tokens = match (known, self.last_sample) {
             (Some(known), _) => known.iter().copied().map(InputToken::Known).collect(),
             (None, Some(sampled)) => vec![sampled],
-            (None, None) => unreachable!("a token beyond the known ones is being sampled"),
+            (None, None) => unreachable!("a token blocks_beyond the known ones is being sampled"),
         };
         PlanRow {
             request: self.sequence.id,
@@ -336,7 +338,7 @@ impl Running {
             first_position: first as u32,
             blocks: self.table.row_blocks(),
             sample: (count == self.uncomputed() && self.sequence.generates())
-                .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling, draft)),
+                .then(|| self.sequence.sample_row(self.sequence.generated() + self.pending_samples, draft)),
             score: self.sequence.score_row(first, end),
         }
     }
@@ -344,41 +346,41 @@ impl Running {
     /// A row was submitted that computes the tokens up to `end`.
     pub(crate) fn submit(&mut self, end: usize, samples: bool, ticket: Ticket, row: u32) {
         self.submitted = end;
-        self.again = false;
+        self.recompute_last = false;
         self.last_ticket = Some(ticket);
         if samples {
-            self.sampling += 1;
+            self.pending_samples += 1;
             self.last_sample = Some(InputToken::SampledBy { ticket, row });
         }
     }
 
     /// Whether a submitted step draws for it.
     pub(crate) fn is_sampling(&self) -> bool {
-        self.sampling > 0
+        self.pending_samples > 0
     }
 
     /// A submitted step told what may follow this beam.
-    pub(crate) fn sampled_for_beams(&mut self) {
-        self.sampling -= 1;
+    pub(crate) fn note_beam_sample(&mut self) {
+        self.pending_samples -= 1;
     }
 
     /// A submitted step drew nothing behind the tokens up to `end`. Nor do those that were to go on from there.
-    pub(crate) fn put_off(&mut self, end: usize) {
-        self.sampling -= 1;
-        if !self.again {
-            (self.submitted, self.again, self.late) = (end, true, true);
+    pub(crate) fn defer(&mut self, end: usize) {
+        self.pending_samples -= 1;
+        if !self.recompute_last {
+            (self.submitted, self.recompute_last, self.was_deferred) = (end, true, true);
         }
     }
 
     /// Whether what is drawn next was to be drawn before.
-    pub(crate) fn was_put_off(&self) -> bool {
-        self.again
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.recompute_last
     }
 
-    /// A submitted step drew `tokens`, of which all but the last were guessed and computed in it. How many of them the
+    /// A submitted step drew `tokens`, of which all but the last were drafted and computed in it. How many of them the
     /// sequence takes, and the reason if it ends with the last of these.
     pub(crate) fn accept(&mut self, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
-        self.sampling -= 1;
+        self.pending_samples -= 1;
         self.submitted += tokens.len() - 1;
         for (count, &token) in (1..).zip(tokens) {
             if let Some(reason) = self.sequence.accept(token) {
@@ -389,7 +391,7 @@ impl Running {
     }
 
     /// Whether computing the tokens up to `end` was all that was asked.
-    pub(crate) fn ends_at(&self, end: usize) -> bool {
+    pub(crate) fn is_complete_at(&self, end: usize) -> bool {
         !self.sequence.generates() && end == self.sequence.tokens.len()
     }
 }

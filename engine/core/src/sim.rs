@@ -11,11 +11,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::constraint::{TokenSet, Withheld};
+use crate::constraint::{MaskUnavailable, TokenSet};
 use crate::draft::DraftTree;
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use crate::plan::{
-    BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
+    BlockId, BlockMove, InputToken, PlanRow, RowLogprobs, RowOutput, SampleRow, SequenceFailure, StepOutput, StepPlan,
+    Ticket,
 };
 use crate::request::TokenId;
 use crate::sampling::{TokenLogprob, TokenLogprobs};
@@ -25,7 +26,7 @@ use crate::sampling::{TokenLogprob, TokenLogprobs};
 pub struct StepTime {
     /// Any step: reading the weights once, launches.
     pub base_us: f64,
-    /// Each token of a row with several, and each guess.
+    /// Each token of a row with several, and each draft token.
     pub prefill_token_us: f64,
     /// Each row with one token.
     pub decode_row_us: f64,
@@ -117,7 +118,7 @@ pub struct SimExecutor<P> {
 #[derive(Debug)]
 struct SimStep {
     ticket: Ticket,
-    ends_at: Duration,
+    is_complete_at: Duration,
     output: StepOutput,
 }
 
@@ -153,18 +154,22 @@ impl<P: Pace> SimExecutor<P> {
     }
 
     /// Moves what stands for K and V of a block.
-    fn move_block(&mut self, moved: Move) {
+    fn move_block(&mut self, moved: BlockMove) {
         let tokens = self.block_tokens();
         let place = |index: u32| index as usize * tokens..(index as usize + 1) * tokens;
         match moved {
-            Move::Copy { from, to } => self.states.copy_within(place(from.0), place(to.0).start),
-            Move::Out { block, slot } => self.swapped[place(slot.0)].copy_from_slice(&self.states[place(block.0)]),
-            Move::In { slot, block } => self.states[place(block.0)].copy_from_slice(&self.swapped[place(slot.0)]),
+            BlockMove::Copy { from, to } => self.states.copy_within(place(from.0), place(to.0).start),
+            BlockMove::SwapOut { block, slot } => {
+                self.swapped[place(slot.0)].copy_from_slice(&self.states[place(block.0)])
+            }
+            BlockMove::SwapIn { slot, block } => {
+                self.states[place(block.0)].copy_from_slice(&self.swapped[place(slot.0)])
+            }
         }
     }
 
     /// Computes a row: its states, then its token.
-    fn compute(&mut self, row: &PlanRow, patience: Duration) -> RowOutput {
+    fn compute(&mut self, row: &PlanRow, mask_timeout: Duration) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
             match self.resolve(*token) {
                 Ok(token) => self.put(row, position, token),
@@ -174,28 +179,33 @@ impl<P: Pace> SimExecutor<P> {
         match &row.sample {
             None => RowOutput::Computed,
             Some(sample) if sample.draft.is_empty() => {
-                self.sample(row, sample, &[], patience).map_or_else(RowOutput::from, RowOutput::Sampled)
+                self.sample(row, sample, &[], mask_timeout).map_or_else(RowOutput::from, RowOutput::Sampled)
             }
-            Some(sample) => self.verify(row, sample, patience).map_or_else(RowOutput::from, RowOutput::Verified),
+            Some(sample) => self.verify(row, sample, mask_timeout).map_or_else(RowOutput::from, RowOutput::Verified),
         }
     }
 
-    /// Follows the row's guesses by what is drawn. Those that held leave their states behind the row's own, and the
-    /// rest of the places that were to hold guesses is spoilt, as it is on a device.
-    fn verify(&mut self, row: &PlanRow, sample: &SampleRow, patience: Duration) -> Result<Vec<TokenId>, Withheld> {
+    /// Follows the row's draft tokens by what is drawn. Those that held leave their states behind the row's own, and the
+    /// rest of the places that were to hold draft tokens is spoilt, as it is on a device.
+    fn verify(
+        &mut self,
+        row: &PlanRow,
+        sample: &SampleRow,
+        mask_timeout: Duration,
+    ) -> Result<Vec<TokenId>, MaskUnavailable> {
         let end = row.first_position as usize + row.tokens.len();
-        let mut held: Vec<TokenId> = Vec::new();
-        let verdict = sample.draft.judge(|after| {
+        let mut accepted: Vec<TokenId> = Vec::new();
+        let verification = sample.draft.verify(|after| {
             if let Some(node) = after {
-                held.push(sample.draft.nodes()[node as usize].token);
-                self.put(row, end + held.len() - 1, held[held.len() - 1]);
+                accepted.push(sample.draft.nodes()[node as usize].token);
+                self.put(row, end + accepted.len() - 1, accepted[accepted.len() - 1]);
             }
-            self.sample(row, sample, &held, patience)
+            self.sample(row, sample, &accepted, mask_timeout)
         })?;
-        for position in end + held.len()..end + sample.draft.len() {
+        for position in end + accepted.len()..end + sample.draft.len() {
             self.put(row, position, TokenId::MAX);
         }
-        Ok(verdict.tokens)
+        Ok(verification.tokens)
     }
 
     /// Leaves the state of a token behind that of the one before, in each group of layers.
@@ -217,7 +227,7 @@ impl<P: Pace> SimExecutor<P> {
         let step = self.in_flight.iter().find(|step| step.ticket == ticket);
         match step.and_then(|step| step.output.rows.get(row as usize)) {
             Some(RowOutput::Sampled(token)) => Ok(*token),
-            Some(RowOutput::PutOff) => Err(RowOutput::PutOff),
+            Some(RowOutput::Deferred) => Err(RowOutput::Deferred),
             _ => {
                 let why = "the row that was to sample its input did not".into();
                 Err(RowOutput::Failed(SequenceFailure::Uncomputable(why)))
@@ -225,18 +235,18 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
-    /// Draws the token that follows the row and the guesses behind it that held: from its blocks, and from the seed
+    /// Draws the token that follows the row and the draft tokens behind it that held: from its blocks, and from the seed
     /// unless it is greedy.
     fn sample(
         &self,
         row: &PlanRow,
         sample: &SampleRow,
-        held: &[TokenId],
-        patience: Duration,
-    ) -> Result<TokenId, Withheld> {
+        accepted: &[TokenId],
+        mask_timeout: Duration,
+    ) -> Result<TokenId, MaskUnavailable> {
         let seed = if sample.sampling.temperature > 0.0 { sample.sampling.seed } else { 0 };
-        let context = self.context(row, row.tokens.len() + held.len(), seed);
-        let allowed = self.allowed(row, sample, held, patience)?;
+        let context = self.context(row, row.tokens.len() + accepted.len(), seed);
+        let allowed = self.allowed(row, sample, accepted, mask_timeout)?;
         let may_draw = |token: &TokenId| may_draw(sample, allowed.as_ref(), *token);
         let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
         // Where tokens are so few that chance does not meet them, the first one it is.
@@ -249,25 +259,25 @@ impl<P: Pace> SimExecutor<P> {
         &self,
         row: &PlanRow,
         sample: &SampleRow,
-        held: &[TokenId],
-        patience: Duration,
-    ) -> Result<Option<TokenSet>, Withheld> {
+        accepted: &[TokenId],
+        mask_timeout: Duration,
+    ) -> Result<Option<TokenSet>, MaskUnavailable> {
         let (Some(constraint), Some(history)) = (&sample.constraint, &sample.history) else { return Ok(None) };
         let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
         let sampled = sampled.and_then(|token| self.resolve(*token).ok());
         let known = history.tokens[history.prompt_tokens..].iter().copied().chain(sampled);
-        let generated: Vec<TokenId> = known.chain(held.iter().copied()).collect();
-        constraint.allowed(&generated, patience).map(Some)
+        let generated: Vec<TokenId> = known.chain(accepted.iter().copied()).collect();
+        constraint.allowed(&generated, mask_timeout).map(Some)
     }
 
     /// How long each row waits for what its constraint allows, all of which are asked at once.
-    fn patience(&self, plan: &StepPlan) -> Duration {
+    fn mask_timeout(&self, plan: &StepPlan) -> Duration {
         let asks = |row: &&PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         let asking = plan.rows.iter().filter(asks);
         for row in asking.clone() {
             let _ = row.sample.as_ref().map(|sample| self.allowed(row, sample, &[], Duration::ZERO));
         }
-        plan.patience / (asking.count() as u32).max(1)
+        plan.mask_timeout / (asking.count() as u32).max(1)
     }
 
     /// A hash over the blocks of the row's first `tokens` tokens and those before them that are still read, in each group
@@ -286,13 +296,13 @@ impl<P: Pace> SimExecutor<P> {
     }
 
     /// The log probabilities that a computed row asked for.
-    fn scores(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowScores> {
+    fn scores(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowLogprobs> {
         let top = row.sample.as_ref().and_then(|sample| sample.logprobs);
         let drawn: &[TokenId] = match output {
             RowOutput::Failed(_) => return None,
             RowOutput::Sampled(token) => std::slice::from_ref(token),
             RowOutput::Verified(tokens) => tokens,
-            RowOutput::Computed | RowOutput::PutOff => &[],
+            RowOutput::Computed | RowOutput::Deferred => &[],
         };
         let told = top.iter().flat_map(|&top| (row.tokens.len()..).zip(drawn).map(move |place| (top, place)));
         let sampled: Vec<_> =
@@ -300,7 +310,7 @@ impl<P: Pace> SimExecutor<P> {
         let scored = row.score.iter().flat_map(|score| (1..).zip(&score.targets).map(|target| (score.top, target)));
         let prompt = scored.map(|(top, (tokens, target))| self.logprobs(self.context(row, tokens, 0), *target, top));
         let prompt: Vec<_> = prompt.collect();
-        (!sampled.is_empty() || !prompt.is_empty()).then_some(RowScores { row: index as u32, prompt, sampled })
+        (!sampled.is_empty() || !prompt.is_empty()).then_some(RowLogprobs { row: index as u32, prompt, sampled })
     }
 
     /// `token` first, then others: the nth has a probability of a half to the power of n.
@@ -355,14 +365,14 @@ impl<P: Pace> Executor for SimExecutor<P> {
         let busy = self.step_time.of(&plan);
         plan.moves.iter().for_each(|moved| self.move_block(*moved));
         // What constraints allow is found while the device computes.
-        let ends_at = self.pass(busy);
-        let patience = self.patience(&plan);
-        let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row, patience)).collect();
+        let is_complete_at = self.pass(busy);
+        let mask_timeout = self.mask_timeout(&plan);
+        let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row, mask_timeout)).collect();
         let computed = plan.rows.iter().zip(&rows).enumerate();
         let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();
         let ticket = Ticket(self.submitted);
         let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() / self.stages() as f64 };
-        self.in_flight.push_back(SimStep { ticket, ends_at, output });
+        self.in_flight.push_back(SimStep { ticket, is_complete_at, output });
         self.submitted += 1;
         Ok(ticket)
     }
@@ -371,7 +381,7 @@ impl<P: Pace> Executor for SimExecutor<P> {
         let Some(step) = self.in_flight.pop_front().filter(|step| step.ticket == ticket) else {
             return Err(ExecutorError(format!("{ticket:?} is not the oldest step in flight")));
         };
-        self.pace.sleep_until(step.ends_at);
+        self.pace.sleep_until(step.is_complete_at);
         Ok(step.output)
     }
 }

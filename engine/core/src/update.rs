@@ -1,20 +1,20 @@
 //! What a turn of the engine gives back, and the engine's state in numbers. Times are the caller's, in seconds.
 
 use crate::draft::MAX_DRAFT_TOKENS;
-pub use crate::kv::{KvUsage, TierUse};
+pub use crate::kv::{KvUsage, SwapStats};
 use crate::plan::SequenceFailure;
 use crate::request::{FinishReason, RequestId, TokenId};
 use crate::sampling::TokenLogprobs;
 
 /// Everything that one turn produced.
 #[derive(Clone, Debug, Default)]
-pub struct Turn {
+pub struct EngineOutputs {
     /// At most one entry per request.
     pub updates: Vec<RequestUpdate>,
     /// The step that was collected, if one was.
     pub step: Option<StepStats>,
     /// Why the last of the sequences that began again in this turn did, if any did.
-    pub lost: Option<String>,
+    pub lost_kv: Option<String>,
 }
 
 /// News of one request.
@@ -50,7 +50,7 @@ pub struct StepStats {
     pub prefill_tokens: u32,
     /// Generated tokens computed, one for each decoding sequence.
     pub decode_tokens: u32,
-    /// Guesses computed beside them.
+    /// Draft tokens computed beside them.
     pub draft_tokens: u32,
     /// Seconds the executor was busy with it; of several stages, the one that was longest.
     pub busy_seconds: f64,
@@ -92,17 +92,17 @@ pub struct EngineStats {
     /// prompt with several answers.
     pub recomputed_tokens: u64,
     /// What was looked up outside the pool so far, for sequences that return from a preemption, too.
-    pub tier: TierUse,
-    /// Guesses so far.
+    pub swap: SwapStats,
+    /// Draft tokens so far.
     pub drafts: DraftStats,
 }
 
-/// What became of guesses.
+/// What became of draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftStats {
-    /// Rows with guesses.
+    /// Rows with draft tokens.
     pub drafts: u64,
-    /// Guesses in them.
+    /// Draft tokens in them.
     pub tokens: u64,
     /// Those that held.
     pub accepted: u64,
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_has_the_tokens_of_prompts_answers_and_guesses() {
+    fn a_step_has_the_tokens_of_prompts_answers_and_drafts() {
         let step = StepStats { prefill_tokens: 1, decode_tokens: 2, draft_tokens: 4, ..StepStats::default() };
         assert_eq!(step.tokens(), 7);
     }

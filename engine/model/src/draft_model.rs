@@ -8,7 +8,7 @@ use std::fmt;
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::Ledger;
-use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
+use windlass_engine_core::draft::{DraftRequest, DraftTree, Proposer};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::{RequestId, Sampling, TokenId};
@@ -80,8 +80,8 @@ impl<M: Model + Send> DraftModel<M> {
     }
 
     /// What is to be guessed for an ask, with blocks for it; `None` where it is too long for the model.
-    fn begin(&mut self, index: usize, ask: &Ask<'_>) -> Option<Guessing> {
-        let longest = (ask.tokens.len() + ask.most).min(self.geometry.max_sequence_tokens as usize);
+    fn begin(&mut self, index: usize, ask: &DraftRequest<'_>) -> Option<Guessing> {
+        let longest = (ask.tokens.len() + ask.max_tokens).min(self.geometry.max_sequence_tokens as usize);
         let most = longest.checked_sub(ask.tokens.len()).filter(|most| *most > 0)?;
         if ask.tokens.iter().any(|token| *token >= self.geometry.vocabulary) {
             return None;
@@ -168,7 +168,7 @@ pub(crate) fn own(options: &LoadOptions) -> LoadOptions {
 }
 
 impl<M: Model + Send> Proposer for DraftModel<M> {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
+    fn propose(&mut self, asks: &[DraftRequest<'_>]) -> Vec<DraftTree> {
         self.guesses += 1;
         let mut guessing: Vec<Guessing> =
             asks.iter().enumerate().filter_map(|(index, ask)| self.begin(index, ask)).collect();

@@ -143,7 +143,7 @@ impl CpuExecutor {
 
 /// How far all stages are, which have steps of the same sizes: as far as the one that is behind.
 fn together(one: Prepared, other: Prepared) -> Prepared {
-    Prepared { done: one.done.min(other.done), all: one.all.max(other.all), went_on: one.went_on || other.went_on }
+    Prepared { done: one.done.min(other.done), all: one.all.max(other.all), advanced: one.advanced || other.advanced }
 }
 
 fn failed_here(error: impl Display) -> String {

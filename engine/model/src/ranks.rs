@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use windlass_engine_core::executor::Prepared;
-use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 
 use crate::batch::Batch;
 use crate::decoder::{Model, StageModel, TokenMove};
@@ -221,13 +221,13 @@ impl<R: Rank> Model for Ranks<R> {
     }
 
     /// An error with more ranks than one, whose parts a slot has no room for.
-    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SwapSlotId) -> io::Result<()> {
         self.refuse_several()?;
         self.first.store_block(tier, block, slot)
     }
 
     /// An error with more ranks than one.
-    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SwapSlotId, block: BlockId) -> io::Result<()> {
         self.refuse_several()?;
         self.first.load_block(tier, slot, block)
     }

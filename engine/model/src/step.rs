@@ -11,7 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{Move, PlanRow, RowOutput, RowScores, SequenceFailure, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{
+    BlockMove, PlanRow, RowLogprobs, RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket,
+};
 
 use crate::batch::Batch;
 use crate::decoder::{Model, StageModel};
@@ -129,16 +131,18 @@ impl<M: Model> StepRunner<M> {
     }
 
     /// Moves K and V of blocks, in order.
-    pub fn move_blocks(&mut self, moves: &[Move]) -> Result<(), M::Error> {
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) -> Result<(), M::Error> {
         moves.iter().try_for_each(|moved| self.move_block(*moved))
     }
 
-    fn move_block(&mut self, moved: Move) -> Result<(), M::Error> {
+    fn move_block(&mut self, moved: BlockMove) -> Result<(), M::Error> {
         match (moved, &mut self.swapper) {
-            (Move::Copy { from, to }, _) => return self.model.copy_block(from, to),
-            (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.model, block, slot),
-            (Move::In { slot, block }, Some(swapper)) => swapper.load(&mut self.model, slot, block),
-            (Move::Out { .. } | Move::In { .. }, None) => unreachable!("without a tier there are no slots"),
+            (BlockMove::Copy { from, to }, _) => return self.model.copy_block(from, to),
+            (BlockMove::SwapOut { block, slot }, Some(swapper)) => swapper.store(&mut self.model, block, slot),
+            (BlockMove::SwapIn { slot, block }, Some(swapper)) => swapper.load(&mut self.model, slot, block),
+            (BlockMove::SwapOut { .. } | BlockMove::SwapIn { .. }, None) => {
+                unreachable!("without a tier there are no slots")
+            }
         }
         Ok(())
     }
@@ -158,7 +162,7 @@ impl<M: Model> StepRunner<M> {
     pub fn check(&mut self, row: &PlanRow) -> Result<(), SequenceFailure> {
         self.intake.check(row).and_then(|()| M::check(row)).map_err(SequenceFailure::Uncomputable)?;
         match &mut self.swapper {
-            Some(swapper) => swapper.check(row, self.intake.geometry()).map_err(SequenceFailure::Lost),
+            Some(swapper) => swapper.check(row, self.intake.geometry()).map_err(SequenceFailure::LostKv),
             None => Ok(()),
         }
     }
@@ -178,7 +182,7 @@ impl<M: Model> StepRunner<M> {
             return Ok((free, Duration::ZERO));
         }
         thread::scope(|scope| {
-            let masks = scope.spawn(|| masks(&plan.rows, places, started + plan.patience));
+            let masks = scope.spawn(|| masks(&plan.rows, places, started + plan.mask_timeout));
             forward(&mut self.model, &self.batch)?;
             let computed = Instant::now();
             let masks = masks.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -193,7 +197,7 @@ impl<M: Model> StepRunner<M> {
         places: &[Vec<Place>],
         masks: &[Vec<Mask>],
         outputs: &mut [RowOutput],
-    ) -> Result<Vec<RowScores>, M::Error> {
+    ) -> Result<Vec<RowLogprobs>, M::Error> {
         let results = self.model.sample(&tasks(rows, places, masks, outputs))?;
         self.judge(rows, masks, results.into_iter().map(|result| result.map_err(SequenceFailure::from)), outputs)
     }
@@ -206,7 +210,7 @@ impl<M: Model> StepRunner<M> {
         masks: &[Vec<Mask>],
         mut results: impl Iterator<Item = Result<Drawn, SequenceFailure>>,
         outputs: &mut [RowOutput],
-    ) -> Result<Vec<RowScores>, M::Error> {
+    ) -> Result<Vec<RowLogprobs>, M::Error> {
         let (mut scores, mut moved) = (Vec::new(), Vec::new());
         for index in in_batch(outputs) {
             let row = &rows[index];
@@ -215,7 +219,7 @@ impl<M: Model> StepRunner<M> {
                     outputs[index] = output;
                     moved.extend(moves(row, &held, self.intake.geometry()));
                     let told = !prompt.is_empty() || !sampled.is_empty();
-                    scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
+                    scores.extend(told.then_some(RowLogprobs { row: index as u32, prompt, sampled }));
                 }
                 Err(failure) => outputs[index] = RowOutput::Failed(failure),
             }

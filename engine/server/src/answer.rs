@@ -116,7 +116,7 @@ impl From<SequenceFailure> for Interrupted {
         match failure {
             SequenceFailure::Unsatisfiable(why) => Interrupted::Unsatisfiable(why),
             SequenceFailure::TooSlow(why) => Interrupted::TooSlow(why),
-            SequenceFailure::Corrupted(why) | SequenceFailure::Uncomputable(why) | SequenceFailure::Lost(why) => {
+            SequenceFailure::Corrupted(why) | SequenceFailure::Uncomputable(why) | SequenceFailure::LostKv(why) => {
                 Interrupted::Failed(why)
             }
         }

@@ -11,7 +11,7 @@ pub use bounds::{MAX_CHOICES, MAX_STOPS};
 use std::sync::Arc;
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
-use windlass_engine_core::request::{Beams, CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
+use windlass_engine_core::request::{BeamSearch, CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
 
 /// How to generate, complete and in range.
 #[derive(Clone, Debug)]
@@ -157,7 +157,7 @@ impl Generation {
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             fork_of: choice.leader,
-            beams: self.beam_search.map(|length_penalty| Beams { leader, width, length_penalty }),
+            beams: self.beam_search.map(|length_penalty| BeamSearch { leader, width, length_penalty }),
             ..Request::greedy(id, prompt, self.max_tokens.unwrap_or(max_tokens))
         }
     }

@@ -1,10 +1,10 @@
 //! Prompt lookup: a sequence goes on as it did after the last tokens were there before (Saxena, "Prompt lookup
 //! decoding", 2023; vLLM's method `ngram`).
 
-use super::{Ask, DraftTree, Proposer, continuation};
+use super::{DraftRequest, DraftTree, Proposer, continuation};
 use crate::request::{RequestId, TokenId};
 
-/// Tokens in which an earlier occurrence is looked for, from the end: it bounds the time of a guess.
+/// Tokens in which an earlier occurrence is looked for, from the end: it bounds the time of a draft token.
 const WINDOW_TOKENS: usize = 16_384;
 
 /// Looks for the sequence's last tokens in the sequence itself. Remembers nothing.
@@ -43,12 +43,12 @@ impl PromptLookup {
 }
 
 impl Proposer for PromptLookup {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
-        let guess = |ask: &Ask<'_>| {
-            let tokens = &ask.tokens[ask.tokens.len().saturating_sub(WINDOW_TOKENS)..];
-            self.find(tokens).map_or_else(DraftTree::default, |from| continuation(tokens, from, ask.most))
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
+        let draft = |request: &DraftRequest<'_>| {
+            let tokens = &request.tokens[request.tokens.len().saturating_sub(WINDOW_TOKENS)..];
+            self.find(tokens).map_or_else(DraftTree::default, |from| continuation(tokens, from, request.max_tokens))
         };
-        asks.iter().map(guess).collect()
+        requests.iter().map(draft).collect()
     }
 
     fn is_free(&self) -> bool {
@@ -62,20 +62,20 @@ impl Proposer for PromptLookup {
 mod tests {
     use super::*;
 
-    fn guess(min: usize, max: usize, tokens: &[TokenId]) -> DraftTree {
-        PromptLookup::new(min, max).propose(&[Ask { request: RequestId(0), tokens, most: 3 }]).remove(0)
+    fn draft(min: usize, max: usize, tokens: &[TokenId]) -> DraftTree {
+        PromptLookup::new(min, max).propose(&[DraftRequest { request: RequestId(0), tokens, max_tokens: 3 }]).remove(0)
     }
 
     #[test]
     fn the_longest_occurrence_counts_and_of_these_the_last() {
         // 1 2 occurs twice, 2 alone once more behind them.
         let tokens = [1, 2, 7, 7, 1, 2, 8, 8, 2, 9, 9, 1, 2];
-        assert_eq!(guess(1, 3, &tokens), DraftTree::chain([8, 8, 2]));
-        assert_eq!(guess(1, 1, &tokens), DraftTree::chain([9, 9, 1]));
-        assert_eq!(guess(3, 4, &tokens), DraftTree::default());
-        assert_eq!(guess(1, 3, &[4]), DraftTree::default());
+        assert_eq!(draft(1, 3, &tokens), DraftTree::chain([8, 8, 2]));
+        assert_eq!(draft(1, 1, &tokens), DraftTree::chain([9, 9, 1]));
+        assert_eq!(draft(3, 4, &tokens), DraftTree::default());
+        assert_eq!(draft(1, 3, &[4]), DraftTree::default());
         assert!(PromptLookup::new(1, 3).is_free());
         // More than two tokens do not count, however many are the same.
-        assert_eq!(guess(1, 2, &[6, 5, 1, 2, 7, 9, 5, 1, 2, 8, 6, 5, 1, 2]), DraftTree::chain([8, 6, 5]));
+        assert_eq!(draft(1, 2, &[6, 5, 1, 2, 7, 9, 5, 1, 2, 8, 6, 5, 1, 2]), DraftTree::chain([8, 6, 5]));
     }
 }

@@ -1,12 +1,12 @@
 //! A suffix automaton for each sequence: it goes on as it did after the longest end of it that was there before,
 //! however long (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985).
 //!
-//! Costs a constant time for each token on average, where prompt lookup reads the whole sequence for each guess. An
+//! Costs a constant time for each token on average, where prompt lookup reads the whole sequence for each draft token. An
 //! automaton holds the last [`MOST_TOKENS`] tokens at most, and is built again from half of them when it is full.
 
 use std::collections::HashMap;
 
-use super::{Ask, DraftTree, Proposer, continuation};
+use super::{DraftRequest, DraftTree, Proposer, continuation};
 use crate::request::{RequestId, TokenId};
 
 /// Tokens that an automaton holds: about 3 MB.
@@ -31,14 +31,14 @@ impl SuffixAutomaton {
 }
 
 impl Proposer for SuffixAutomaton {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
-        let guess = |ask: &Ask<'_>| {
-            let automaton = self.sequences.entry(ask.request).or_default();
-            automaton.follow(ask.tokens);
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
+        let draft = |request: &DraftRequest<'_>| {
+            let automaton = self.sequences.entry(request.request).or_default();
+            automaton.follow(request.tokens);
             let from = automaton.repeated(self.min);
-            from.map_or_else(DraftTree::default, |from| continuation(ask.tokens, from, ask.most))
+            from.map_or_else(DraftTree::default, |from| continuation(request.tokens, from, request.max_tokens))
         };
-        asks.iter().map(guess).collect()
+        requests.iter().map(draft).collect()
     }
 
     fn is_free(&self) -> bool {
@@ -199,10 +199,10 @@ mod tests {
     #[test]
     fn of_several_occurrences_the_last_one_is_followed() {
         let tokens = [1, 2, 3, 1, 2, 4, 1, 2];
-        let ask = Ask { request: RequestId(0), tokens: &tokens, most: 2 };
+        let request = DraftRequest { request: RequestId(0), tokens: &tokens, max_tokens: 2 };
         let mut proposer = SuffixAutomaton::new(2);
-        assert_eq!(proposer.propose(&[ask]), [DraftTree::chain([4, 1])]);
-        assert_eq!(SuffixAutomaton::new(3).propose(&[ask]), [DraftTree::default()]);
+        assert_eq!(proposer.propose(&[request]), [DraftTree::chain([4, 1])]);
+        assert_eq!(SuffixAutomaton::new(3).propose(&[request]), [DraftTree::default()]);
         proposer.forget(RequestId(0));
         assert!(proposer.sequences.is_empty() && proposer.is_free());
     }

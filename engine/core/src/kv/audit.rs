@@ -5,7 +5,7 @@ use crate::plan::BlockId;
 
 /// What the parts of the cache say about one block.
 #[derive(Clone, Debug, Default)]
-struct Account {
+struct BlockUses {
     named: u32,
     free: u32,
     cached: u32,
@@ -15,30 +15,31 @@ impl KvCache {
     /// Each block is exactly one of free, cached or held, and is referenced as often as a table names it. `tables`
     /// are those of all live sequences.
     pub(crate) fn audit<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), String> {
-        let mut accounts = vec![Account::default(); self.pool.total()];
-        let mut account = |block: BlockId, count: fn(&mut Account) -> &mut u32| {
-            *count(&mut accounts[block.0 as usize]) += 1;
+        let mut uses_by_block = vec![BlockUses::default(); self.pool.total()];
+        let mut uses = |block: BlockId, count: fn(&mut BlockUses) -> &mut u32| {
+            *count(&mut uses_by_block[block.0 as usize]) += 1;
         };
-        let retiring = self.retiring.iter().flat_map(|(_, blocks)| blocks).copied();
-        for block in tables.flat_map(BlockTable::held).chain(retiring) {
-            account(block, |account| &mut account.named);
+        let pending_release = self.pending_release.iter().flat_map(|(_, blocks)| blocks).copied();
+        for block in tables.flat_map(BlockTable::held).chain(pending_release) {
+            uses(block, |uses| &mut uses.named);
         }
-        self.pool.free_blocks().for_each(|block| account(block, |account| &mut account.free));
-        self.pool.cached_blocks().for_each(|block| account(block, |account| &mut account.cached));
-        accounts.iter().enumerate().try_for_each(|(block, account)| self.check(BlockId(block as u32), account))
+        self.pool.free_blocks().for_each(|block| uses(block, |uses| &mut uses.free));
+        self.pool.cached_blocks().for_each(|block| uses(block, |uses| &mut uses.cached));
+        uses_by_block.iter().enumerate().try_for_each(|(block, uses)| self.check(BlockId(block as u32), uses))
     }
 
-    fn check(&self, block: BlockId, account: &Account) -> Result<(), String> {
-        let states = account.free + account.cached + account.named.min(1);
+    fn check(&self, block: BlockId, uses: &BlockUses) -> Result<(), String> {
+        let states = uses.free + uses.cached + uses.named.min(1);
         let references = self.pool.references(block);
-        let known = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
+        let is_cached_prefix = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
         let right = states == 1
-            && references == account.named
-            && (account.cached == 0 || known)
-            && (account.free == 0 || !known);
-        right
-            .then_some(())
-            .ok_or(format!("block {} has {references} references, a known prefix: {known}, and {account:?}", block.0))
+            && references == uses.named
+            && (uses.cached == 0 || is_cached_prefix)
+            && (uses.free == 0 || !is_cached_prefix);
+        right.then_some(()).ok_or(format!(
+            "block {} has {references} references, a cached prefix: {is_cached_prefix}, and {uses:?}",
+            block.0
+        ))
     }
 }
 
@@ -50,12 +51,12 @@ mod tests {
     #[test]
     fn a_block_is_one_thing_as_often_as_it_is_named() {
         let mut kv = KvCache::new(3, 2, Some(1));
-        let mut table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("three blocks are free");
+        let mut table = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("three blocks are free");
         kv.publish(&mut table, &[1, 2, 3]);
         let [known, unknown] = [0, 1].map(|index| table.held().nth(index).expect("two blocks are held"));
         let unused = kv.pool.free_blocks().next().expect("a block is free");
         let is_right =
-            |kv: &KvCache, block, named, free, cached| kv.check(block, &Account { named, free, cached }).is_ok();
+            |kv: &KvCache, block, named, free, cached| kv.check(block, &BlockUses { named, free, cached }).is_ok();
         assert!(is_right(&kv, known, 1, 0, 0) && is_right(&kv, unknown, 1, 0, 0) && is_right(&kv, unused, 0, 1, 0));
         assert!(!is_right(&kv, unused, 0, 0, 0), "nothing");
         assert!(!is_right(&kv, unknown, 1, 1, 0), "held and free");

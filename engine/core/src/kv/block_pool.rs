@@ -8,17 +8,17 @@ use crate::plan::BlockId;
 
 #[derive(Debug)]
 pub(super) struct BlockPool {
-    slots: Vec<Slot>,
+    slots: Vec<BlockState>,
     /// Blocks without contents, used last in, first out.
     free: Vec<BlockId>,
     /// Unreferenced blocks with reusable contents by the time of their release: the first is the next to go.
-    cached: BTreeMap<u64, Cached>,
+    cached: BTreeMap<u64, IdleBlock>,
     releases: u64,
     total_references: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct BlockState {
     references: u32,
     /// Key in `cached` while the block is there.
     cached_at: Option<u64>,
@@ -26,7 +26,7 @@ struct Slot {
 
 /// A cached block and when its last reference went, in seconds.
 #[derive(Clone, Copy, Debug)]
-struct Cached {
+struct IdleBlock {
     block: BlockId,
     since_seconds: f64,
 }
@@ -34,7 +34,7 @@ struct Cached {
 impl BlockPool {
     pub(super) fn new(blocks: u32) -> BlockPool {
         BlockPool {
-            slots: vec![Slot::default(); blocks as usize],
+            slots: vec![BlockState::default(); blocks as usize],
             free: (0..blocks).rev().map(BlockId).collect(),
             cached: BTreeMap::new(),
             releases: 0,
@@ -81,7 +81,7 @@ impl BlockPool {
     pub(super) fn take(&mut self) -> Option<(BlockId, bool)> {
         let free = self.free.pop().map(|block| (block, false));
         let (block, evicted) = free.or_else(|| self.cached.pop_first().map(|(_, cached)| (cached.block, true)))?;
-        self.slots[block.0 as usize] = Slot { references: 1, cached_at: None };
+        self.slots[block.0 as usize] = BlockState { references: 1, cached_at: None };
         self.total_references += 1;
         Some((block, evicted))
     }
@@ -89,7 +89,7 @@ impl BlockPool {
     /// Frees the longest unused cached block, if its last reference went before this time.
     pub(super) fn expire(&mut self, before_seconds: f64) -> Option<BlockId> {
         let oldest = self.cached.first_entry().filter(|oldest| oldest.get().since_seconds < before_seconds)?;
-        let Cached { block, .. } = oldest.remove();
+        let IdleBlock { block, .. } = oldest.remove();
         self.slots[block.0 as usize].cached_at = None;
         self.free.push(block);
         Some(block)
@@ -118,7 +118,7 @@ impl BlockPool {
         if keep {
             self.releases += 1;
             slot.cached_at = Some(self.releases);
-            self.cached.insert(self.releases, Cached { block, since_seconds: now });
+            self.cached.insert(self.releases, IdleBlock { block, since_seconds: now });
         } else {
             self.free.push(block);
         }

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use super::prefix_cache::PrefixId;
+use super::prefix_cache::PrefixHash;
 use crate::plan::BlockId;
 use crate::request::CacheScope;
 
@@ -18,14 +18,14 @@ pub(crate) struct BlockTable {
     /// Leading blocks that came from the prefix cache or were offered to it.
     pub(super) published: usize,
     /// What the published blocks spell; absent where it cannot be told apart from another prefix.
-    pub(super) prefix: Option<PrefixId>,
+    pub(super) prefix: Option<PrefixHash>,
 }
 
 /// The blocks of one group of layers, in order: block `i` holds the tokens at `i * block_tokens ..`.
 #[derive(Debug, Default)]
 pub(super) struct GroupTable {
     /// Leading blocks that nothing reads again: they were given up, or never taken.
-    pub(super) passed: usize,
+    pub(super) skipped: usize,
     /// Those behind them.
     pub(super) held: Vec<BlockId>,
 }
@@ -38,7 +38,7 @@ impl BlockTable {
 
     /// These blocks, of which the prefix cache knows none yet.
     pub(super) fn of(groups: Vec<GroupTable>, scope: CacheScope) -> BlockTable {
-        BlockTable { groups, row_blocks: OnceCell::new(), published: 0, prefix: Some(PrefixId::root(scope)) }
+        BlockTable { groups, row_blocks: OnceCell::new(), published: 0, prefix: Some(PrefixHash::root(scope)) }
     }
 
     /// The blocks of each group of layers.
@@ -52,15 +52,15 @@ impl BlockTable {
         self.row_blocks.take();
     }
 
-    /// Gives up, in the groups from `first_group` on, the leading blocks up to `passed`, but for the last of all. From the
+    /// Gives up, in the groups from `first_group` on, the leading blocks up to `skipped`, but for the last of all. From the
     /// tail.
-    pub(super) fn pass(&mut self, first_group: u32, passed: usize) -> Vec<BlockId> {
+    pub(super) fn skip(&mut self, first_group: u32, skipped: usize) -> Vec<BlockId> {
         let windowed = &mut self.groups[first_group as usize..];
-        if windowed.iter().all(|group| group.passed >= passed) {
+        if windowed.iter().all(|group| group.skipped >= skipped) {
             return Vec::new(); // as after most steps
         }
         self.row_blocks.take();
-        windowed.iter_mut().flat_map(|group| group.pass(passed)).rev().collect()
+        windowed.iter_mut().flat_map(|group| group.skip(skipped)).rev().collect()
     }
 
     /// The blocks that it has references on.
@@ -70,7 +70,7 @@ impl BlockTable {
 
     /// The same from the tail: what was held longest comes last.
     pub(super) fn tail_first(&self) -> Vec<BlockId> {
-        let first = self.groups.iter().map(|group| group.passed).min().unwrap_or(0);
+        let first = self.groups.iter().map(|group| group.skipped).min().unwrap_or(0);
         let end = self.groups.iter().map(GroupTable::len).max().unwrap_or(0);
         let places = (first..end).rev();
         places.flat_map(|index| self.groups.iter().filter_map(move |group| group.block(index))).collect()
@@ -90,9 +90,9 @@ impl BlockTable {
     fn covered(&self) -> Arc<[BlockId]> {
         let count = self.covered_blocks();
         let mut covered = Vec::with_capacity(self.groups.len() * count);
-        for GroupTable { passed, held } in &self.groups {
-            covered.extend(std::iter::repeat_n(held[0], (*passed).min(count)));
-            covered.extend_from_slice(&held[..count.saturating_sub(*passed)]);
+        for GroupTable { skipped, held } in &self.groups {
+            covered.extend(std::iter::repeat_n(held[0], (*skipped).min(count)));
+            covered.extend_from_slice(&held[..count.saturating_sub(*skipped)]);
         }
         covered.into()
     }
@@ -106,23 +106,23 @@ impl BlockTable {
 impl GroupTable {
     /// Blocks, passed ones included.
     pub(super) fn len(&self) -> usize {
-        self.passed + self.held.len()
+        self.skipped + self.held.len()
     }
 
     /// The block at `index`, if it is held.
     pub(super) fn block(&self, index: usize) -> Option<BlockId> {
-        self.held.get(index.checked_sub(self.passed)?).copied()
+        self.held.get(index.checked_sub(self.skipped)?).copied()
     }
 
     /// The table of the first `count` blocks, of which it has passed no more.
     pub(super) fn first(&self, count: usize) -> GroupTable {
-        GroupTable { passed: self.passed, held: self.held[..count - self.passed].to_vec() }
+        GroupTable { skipped: self.skipped, held: self.held[..count - self.skipped].to_vec() }
     }
 
-    /// Gives the leading blocks up to `passed` up, but for the last of all.
-    fn pass(&mut self, passed: usize) -> Vec<BlockId> {
-        let count = passed.min(self.len().saturating_sub(1)).saturating_sub(self.passed);
-        self.passed += count;
+    /// Gives the leading blocks up to `skipped` up, but for the last of all.
+    fn skip(&mut self, skipped: usize) -> Vec<BlockId> {
+        let count = skipped.min(self.len().saturating_sub(1)).saturating_sub(self.skipped);
+        self.skipped += count;
         self.held.drain(..count).collect()
     }
 }

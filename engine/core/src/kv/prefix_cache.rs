@@ -17,99 +17,99 @@ use crate::request::{CacheScope, TokenId};
 
 /// The digest of a sequence of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct PrefixId(u128);
+pub(crate) struct PrefixHash(u128);
 
-impl PrefixId {
+impl PrefixHash {
     /// The empty prefix of a scope.
-    pub(super) fn root(scope: CacheScope) -> PrefixId {
-        PrefixId(scope.0 | 1 << 127)
+    pub(super) fn root(scope: CacheScope) -> PrefixHash {
+        PrefixHash(scope.0 | 1 << 127)
     }
 }
 
 /// The last block of a prefix, as one group of layers has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Page {
-    pub(super) prefix: PrefixId,
+pub(super) struct BlockKey {
+    pub(super) prefix: PrefixHash,
     pub(super) group: u32,
 }
 
 /// What a page is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct CachedBlock {
     pub(super) block: BlockId,
-    pub(super) before: PrefixId,
+    pub(super) parent: PrefixHash,
     pub(super) tokens: Box<[TokenId]>,
 }
 
 #[derive(Debug)]
 pub(super) struct PrefixCache {
-    digest: Digest,
-    found: HashMap<Page, Entry>,
+    hasher: PrefixHasher,
+    blocks: HashMap<BlockKey, CachedBlock>,
     /// By block: what it is.
-    held: Vec<Option<Page>>,
+    keys: Vec<Option<BlockKey>>,
 }
 
 impl PrefixCache {
     pub(super) fn new(blocks: u32, key: u128) -> PrefixCache {
-        PrefixCache { digest: Digest::new(key), found: HashMap::new(), held: vec![None; blocks as usize] }
+        PrefixCache { hasher: PrefixHasher::new(key), blocks: HashMap::new(), keys: vec![None; blocks as usize] }
     }
 
     /// What `before` and `tokens` are together.
-    pub(super) fn longer(&self, before: PrefixId, tokens: &[TokenId]) -> PrefixId {
-        self.digest.of(before, tokens)
+    pub(super) fn extend(&self, parent: PrefixHash, tokens: &[TokenId]) -> PrefixHash {
+        self.hasher.of(parent, tokens)
     }
 
     /// The block of a page, whose prefix is `before` and `tokens`.
-    pub(super) fn find(&self, page: Page, before: PrefixId, tokens: &[TokenId]) -> Option<BlockId> {
-        self.found.get(&page).filter(|entry| entry.is(before, tokens)).map(|entry| entry.block)
+    pub(super) fn find(&self, key: BlockKey, parent: PrefixHash, tokens: &[TokenId]) -> Option<BlockId> {
+        self.blocks.get(&key).filter(|cached| cached.matches(parent, tokens)).map(|cached| cached.block)
     }
 
     /// Makes `block` that of a page, whose prefix is `before` and `tokens`, unless another already is. False where the
     /// digest is another prefix's: then what follows cannot be kept.
-    pub(super) fn insert(&mut self, page: Page, before: PrefixId, tokens: &[TokenId], block: BlockId) -> bool {
-        if let Some(entry) = self.found.get(&page) {
-            return entry.is(before, tokens);
+    pub(super) fn insert(&mut self, key: BlockKey, parent: PrefixHash, tokens: &[TokenId], block: BlockId) -> bool {
+        if let Some(cached) = self.blocks.get(&key) {
+            return cached.matches(parent, tokens);
         }
-        self.found.insert(page, Entry { block, before, tokens: tokens.into() });
-        self.held[block.0 as usize] = Some(page);
+        self.blocks.insert(key, CachedBlock { block, parent, tokens: tokens.into() });
+        self.keys[block.0 as usize] = Some(key);
         true
     }
 
     /// The block's contents are about to be overwritten: what they were.
-    pub(super) fn remove(&mut self, block: BlockId) -> Option<(Page, Entry)> {
-        let page = self.held[block.0 as usize].take()?;
-        self.found.remove_entry(&page)
+    pub(super) fn remove(&mut self, block: BlockId) -> Option<(BlockKey, CachedBlock)> {
+        let key = self.keys[block.0 as usize].take()?;
+        self.blocks.remove_entry(&key)
     }
 
     pub(super) fn holds(&self, block: BlockId) -> bool {
-        self.held[block.0 as usize].is_some()
+        self.keys[block.0 as usize].is_some()
     }
 }
 
-impl Entry {
-    pub(super) fn is(&self, before: PrefixId, tokens: &[TokenId]) -> bool {
-        self.before == before && *self.tokens == *tokens
+impl CachedBlock {
+    pub(super) fn matches(&self, parent: PrefixHash, tokens: &[TokenId]) -> bool {
+        self.parent == parent && *self.tokens == *tokens
     }
 }
 
 /// The keyed hash. Fewer bits are for tests that want collisions.
 #[derive(Clone, Copy, Debug)]
-struct Digest {
+struct PrefixHasher {
     keys: [u64; 2],
     bits: u32,
 }
 
-impl Digest {
-    fn new(key: u128) -> Digest {
-        Digest { keys: [key as u64, (key >> 64) as u64], bits: 127 }
+impl PrefixHasher {
+    fn new(key: u128) -> PrefixHasher {
+        PrefixHasher { keys: [key as u64, (key >> 64) as u64], bits: 127 }
     }
 
     /// The highest bit is left to the roots.
-    fn of(&self, before: PrefixId, tokens: &[TokenId]) -> PrefixId {
+    fn of(&self, parent: PrefixHash, tokens: &[TokenId]) -> PrefixHash {
         let mut hasher = SipHasher13::new_with_keys(self.keys[0], self.keys[1]);
-        hasher.write_u128(before.0);
+        hasher.write_u128(parent.0);
         tokens.iter().for_each(|token| hasher.write_u32(*token));
-        PrefixId(hasher.finish128().as_u128() & ((1 << self.bits) - 1))
+        PrefixHash(hasher.finish128().as_u128() & ((1 << self.bits) - 1))
     }
 }
 
@@ -117,23 +117,23 @@ impl Digest {
 mod tests {
     use super::*;
 
-    const ROOT: PrefixId = PrefixId(1 << 127);
+    const ROOT: PrefixHash = PrefixHash(1 << 127);
 
     #[test]
     fn roots_have_the_highest_bit_whatever_their_scope() {
         for scope in [0, 5, u128::MAX] {
-            assert_eq!(PrefixId::root(CacheScope(scope)), PrefixId(scope | ROOT.0));
+            assert_eq!(PrefixHash::root(CacheScope(scope)), PrefixHash(scope | ROOT.0));
         }
     }
 
-    fn page(prefix: PrefixId) -> Page {
-        Page { prefix, group: 0 }
+    fn key(prefix: PrefixHash) -> BlockKey {
+        BlockKey { prefix, group: 0 }
     }
 
     /// Makes `block` the one that continues `before`: what it spells then.
-    fn insert(cache: &mut PrefixCache, before: PrefixId, tokens: &[TokenId], block: u32) -> Option<PrefixId> {
-        let longer = cache.longer(before, tokens);
-        cache.insert(page(longer), before, tokens, BlockId(block)).then_some(longer)
+    fn insert(cache: &mut PrefixCache, parent: PrefixHash, tokens: &[TokenId], block: u32) -> Option<PrefixHash> {
+        let hash = cache.extend(parent, tokens);
+        cache.insert(key(hash), parent, tokens, BlockId(block)).then_some(hash)
     }
 
     fn tokens(number: u32) -> [TokenId; 2] {
@@ -142,27 +142,27 @@ mod tests {
 
     #[test]
     fn a_prefix_is_its_tokens_in_their_order_under_a_key() {
-        let digest = Digest::new(5);
-        assert_eq!(digest.of(ROOT, &[1, 2]), digest.of(ROOT, &[1, 2]));
+        let hasher = PrefixHasher::new(5);
+        assert_eq!(hasher.of(ROOT, &[1, 2]), hasher.of(ROOT, &[1, 2]));
         let others = [
-            digest.of(ROOT, &[2, 1]),
-            digest.of(digest.of(ROOT, &[1]), &[2]),
-            digest.of(PrefixId::root(CacheScope(9)), &[1, 2]),
-            Digest::new(6).of(ROOT, &[1, 2]),
-            Digest::new(5 << 64).of(ROOT, &[1, 2]),
+            hasher.of(ROOT, &[2, 1]),
+            hasher.of(hasher.of(ROOT, &[1]), &[2]),
+            hasher.of(PrefixHash::root(CacheScope(9)), &[1, 2]),
+            PrefixHasher::new(6).of(ROOT, &[1, 2]),
+            PrefixHasher::new(5 << 64).of(ROOT, &[1, 2]),
         ];
-        assert!(others.iter().all(|other| *other != digest.of(ROOT, &[1, 2])));
+        assert!(others.iter().all(|other| *other != hasher.of(ROOT, &[1, 2])));
     }
 
     #[test]
     fn colliding_digests_serve_no_other_prompt() {
         let mut cache = PrefixCache::new(100, 3);
-        cache.digest.bits = 4;
+        cache.hasher.bits = 4;
         let kept: Vec<_> = (0..40).map(|number| insert(&mut cache, ROOT, &tokens(number), number)).collect();
         for number in 0..40 {
-            let prefix = cache.longer(ROOT, &tokens(number));
+            let prefix = cache.extend(ROOT, &tokens(number));
             let own = kept[number as usize].map(|_| BlockId(number));
-            assert_eq!(cache.find(page(prefix), ROOT, &tokens(number)), own, "{number}");
+            assert_eq!(cache.find(key(prefix), ROOT, &tokens(number)), own, "{number}");
         }
         let refused = kept.iter().filter(|prefix| prefix.is_none()).count();
         assert!((20..40).contains(&refused), "{refused} of 40 prompts share the 16 digests of others");
@@ -173,11 +173,11 @@ mod tests {
         let mut cache = PrefixCache::new(4, 3);
         let first = insert(&mut cache, ROOT, &[1], 0).unwrap();
         let second = insert(&mut cache, first, &[2], 1).unwrap();
-        assert_eq!(cache.remove(BlockId(0)).map(|(page, _)| page.prefix), Some(first));
-        assert_eq!(cache.find(page(first), ROOT, &[1]), None);
+        assert_eq!(cache.remove(BlockId(0)).map(|(key, _)| key.prefix), Some(first));
+        assert_eq!(cache.find(key(first), ROOT, &[1]), None);
         assert_eq!(insert(&mut cache, ROOT, &[1], 2), Some(first));
-        assert_eq!(cache.find(page(second), first, &[2]), Some(BlockId(1)));
-        assert_eq!(cache.find(Page { group: 1, ..page(second) }, first, &[2]), None, "another group's");
+        assert_eq!(cache.find(key(second), first, &[2]), Some(BlockId(1)));
+        assert_eq!(cache.find(BlockKey { group: 1, ..key(second) }, first, &[2]), None, "another group's");
         assert_eq!(insert(&mut cache, ROOT, &[1], 3), Some(first), "the first one stays");
         assert!(cache.holds(BlockId(2)) && !cache.holds(BlockId(3)));
     }

@@ -9,17 +9,17 @@
 
 use super::Scheduler;
 use crate::plan::SequenceFailure;
-use crate::request::{Beams, FinishReason, RequestId, TokenId};
+use crate::request::{BeamSearch, FinishReason, RequestId, TokenId};
 use crate::sampling::{TokenLogprob, TokenLogprobs};
 use crate::sequence::{Running, Sequence};
 use crate::update::RequestUpdate;
 
 /// One search.
 #[derive(Debug)]
-pub(super) struct Group {
-    beams: Beams,
+pub(super) struct BeamGroup {
+    beams: BeamSearch,
     /// Log probabilities that answers come with.
-    told: Option<u32>,
+    top_logprobs: Option<u32>,
     /// The requests, the leader first.
     members: Vec<RequestId>,
     /// Sequences without blocks: they wait for the round to end, or for a beam.
@@ -41,17 +41,17 @@ struct Beam {
     score: f64,
     reason: FinishReason,
     /// The most likely next tokens, once they are computed.
-    offer: Option<TokenLogprobs>,
+    candidates: Option<TokenLogprobs>,
 }
 
-impl Group {
-    fn new(leader: &Sequence, beams: Beams) -> Group {
+impl BeamGroup {
+    fn new(leader: &Sequence, beams: BeamSearch) -> BeamGroup {
         let (tokens, logprobs) = (leader.tokens.clone(), Vec::new());
         let first =
-            Beam { request: leader.id, tokens, logprobs, score: 0.0, reason: FinishReason::Length, offer: None };
-        Group {
+            Beam { request: leader.id, tokens, logprobs, score: 0.0, reason: FinishReason::Length, candidates: None };
+        BeamGroup {
             beams,
-            told: leader.logprobs(),
+            top_logprobs: leader.logprobs(),
             members: Vec::new(),
             parked: Vec::new(),
             live: vec![first],
@@ -74,8 +74,8 @@ impl Group {
         let width = self.beams.width as usize;
         let mut open: Vec<Beam> = Vec::new();
         for beam in std::mem::take(&mut self.live) {
-            for option in beam.offer.iter().flat_map(|offer| &offer.top).take(2 * width) {
-                let next = beam.followed_by(option, self.told);
+            for option in beam.candidates.iter().flat_map(|candidates| &candidates.top).take(2 * width) {
+                let next = beam.followed_by(option, self.top_logprobs);
                 match stops.contains(&option.token) {
                     true => self.ended.push(Beam { reason: FinishReason::Stop, ..next }),
                     false => open.push(next),
@@ -98,22 +98,22 @@ impl Group {
         let Some(worst) = self.ended.last().filter(|_| self.ended.len() == self.beams.width as usize) else {
             return self.live.is_empty();
         };
-        let bar = self.rank_ended(worst);
+        let worst = self.rank_ended(worst);
         self.live.iter().all(|beam| {
             // What follows costs nothing at best, and comes soon or late, whichever is better.
             let soon = self.rank(beam, beam.tokens.len());
-            soon.max(self.rank(beam, longest)) <= bar
+            soon.max(self.rank(beam, longest)) <= worst
         })
     }
 }
 
 impl Beam {
-    fn followed_by(&self, option: &TokenLogprob, told: Option<u32>) -> Beam {
-        let mut next = Beam { offer: None, ..self.clone() };
+    fn followed_by(&self, option: &TokenLogprob, top_logprobs: Option<u32>) -> Beam {
+        let mut next = Beam { candidates: None, ..self.clone() };
         next.tokens.push(option.token);
         next.score += f64::from(option.logprob);
-        if let (Some(told), Some(offer)) = (told, &self.offer) {
-            let top = offer.top.iter().take(told as usize).copied().collect();
+        if let (Some(top_logprobs), Some(candidates)) = (top_logprobs, &self.candidates) {
+            let top = candidates.top.iter().take(top_logprobs as usize).copied().collect();
             next.logprobs.push(TokenLogprobs { chosen: *option, top });
         }
         next
@@ -122,8 +122,8 @@ impl Beam {
 
 impl Scheduler {
     /// Takes a request into its group. Gives the leader back once all are there: the prompt is to be computed.
-    pub(super) fn join_group(&mut self, sequence: Sequence, beams: Beams) -> Option<Sequence> {
-        let group = self.groups.entry(beams.leader).or_insert_with(|| Group::new(&sequence, beams));
+    pub(super) fn join_group(&mut self, sequence: Sequence, beams: BeamSearch) -> Option<Sequence> {
+        let group = self.beam_groups.entry(beams.leader).or_insert_with(|| BeamGroup::new(&sequence, beams));
         group.members.push(sequence.id);
         group.parked.push(sequence);
         (group.members.len() == beams.width as usize).then(|| group.parked.remove(0))
@@ -131,16 +131,16 @@ impl Scheduler {
 
     /// All sequences that wait outside the queue.
     pub(super) fn parked(&self) -> impl Iterator<Item = &Sequence> {
-        self.groups.values().flat_map(|group| &group.parked)
+        self.beam_groups.values().flat_map(|group| &group.parked)
     }
 
     /// What may follow a beam was computed. Where all beams are, the round ends.
-    pub(super) fn offer(&mut self, leader: RequestId, request: RequestId, offer: Option<TokenLogprobs>) {
-        let Some(group) = self.groups.get_mut(&leader) else { return };
+    pub(super) fn add_candidates(&mut self, leader: RequestId, request: RequestId, candidates: Option<TokenLogprobs>) {
+        let Some(group) = self.beam_groups.get_mut(&leader) else { return };
         if let Some(beam) = group.live.iter_mut().find(|beam| beam.request == request) {
-            beam.offer = offer;
+            beam.candidates = candidates;
         }
-        if group.live.iter().all(|beam| beam.offer.is_some()) {
+        if group.live.iter().all(|beam| beam.candidates.is_some()) {
             self.end_round(leader);
         }
     }
@@ -149,9 +149,9 @@ impl Scheduler {
     pub(super) fn park_idle_beam(&mut self) -> bool {
         let idle = |run: &Running| run.sequence.beams.is_some() && run.uncomputed() == 0 && !run.is_sampling();
         let Some(index) = self.running.iter().position(idle) else { return false };
-        let sequence = self.leave(index);
+        let sequence = self.remove_running(index);
         self.preemptions += 1;
-        if let Some(group) = sequence.beams.and_then(|beams| self.groups.get_mut(&beams.leader)) {
+        if let Some(group) = sequence.beams.and_then(|beams| self.beam_groups.get_mut(&beams.leader)) {
             group.parked.push(sequence);
         }
         true
@@ -159,37 +159,37 @@ impl Scheduler {
 
     /// One of a group has ended before its answer: so do the others.
     pub(super) fn dissolve(&mut self, leader: RequestId, reason: FinishReason, failure: Option<&SequenceFailure>) {
-        let Some(mut group) = self.groups.remove(&leader) else { return };
+        let Some(mut group) = self.beam_groups.remove(&leader) else { return };
         for id in group.members.clone() {
             let Some(sequence) = self.take_out(&mut group, id) else { continue };
-            self.farewells.push(match failure {
+            self.final_updates.push(match failure {
                 Some(failure) => sequence.fail(failure.clone()),
-                None => sequence.end(reason),
+                None => sequence.finish(reason),
             });
         }
     }
 
     /// A sequence that waits outside the queue.
     pub(super) fn take_parked(&mut self, id: RequestId) -> Option<Sequence> {
-        self.groups.values_mut().find_map(|group| {
+        self.beam_groups.values_mut().find_map(|group| {
             let index = group.parked.iter().position(|sequence| sequence.id == id)?;
             Some(group.parked.remove(index))
         })
     }
 
     /// A member's sequence, wherever it is.
-    fn take_out(&mut self, group: &mut Group, id: RequestId) -> Option<Sequence> {
+    fn take_out(&mut self, group: &mut BeamGroup, id: RequestId) -> Option<Sequence> {
         if let Some(index) = group.parked.iter().position(|sequence| sequence.id == id) {
             return Some(group.parked.remove(index));
         }
         match self.running.iter().position(|run| run.sequence.id == id) {
-            Some(index) => Some(self.leave(index)),
+            Some(index) => Some(self.remove_running(index)),
             None => self.waiting.take(id),
         }
     }
 
     fn end_round(&mut self, leader: RequestId) {
-        let Some(mut group) = self.groups.remove(&leader) else { return };
+        let Some(mut group) = self.beam_groups.remove(&leader) else { return };
         let Some((stops, limit)) = group.members.first().and_then(|first| self.terms(&group, *first)) else { return };
         let computed = group.live.first().map_or(0, |beam| beam.tokens.len());
         group.choose(&stops, computed + 1 == limit);
@@ -197,18 +197,18 @@ impl Scheduler {
             return self.answer(group);
         }
         self.go_on(&mut group, computed);
-        self.groups.insert(leader, group);
+        self.beam_groups.insert(leader, group);
     }
 
     /// Tokens that end an answer, and the most that a beam may have, prompt included.
-    fn terms(&self, group: &Group, id: RequestId) -> Option<(Vec<TokenId>, usize)> {
+    fn terms(&self, group: &BeamGroup, id: RequestId) -> Option<(Vec<TokenId>, usize)> {
         let running = self.running.iter().map(|run| &run.sequence);
         let mut sequences = group.parked.iter().chain(running).chain(self.waiting.iter());
-        sequences.find(|sequence| sequence.id == id).map(Sequence::terms)
+        sequences.find(|sequence| sequence.id == id).map(Sequence::stop_conditions)
     }
 
     /// Every request gets its answer, the best one first.
-    fn answer(&mut self, mut group: Group) {
+    fn answer(&mut self, mut group: BeamGroup) {
         let mut answers = std::mem::take(&mut group.ended).into_iter();
         for id in group.members.clone() {
             let (Some(sequence), answer) = (self.take_out(&mut group, id), answers.next()) else { continue };
@@ -218,20 +218,20 @@ impl Scheduler {
             let update: RequestUpdate = match answer {
                 Some(Beam { tokens, logprobs, reason, .. }) => {
                     let generated = tokens[sequence.prompt_tokens..].to_vec();
-                    sequence.end_with(reason, generated, logprobs)
+                    sequence.finish_with(reason, generated, logprobs)
                 }
                 None => sequence.fail(SequenceFailure::Unsatisfiable(format!(
                     "a search with {} beams finds fewer answers than that; lower `n`",
                     group.beams.width
                 ))),
             };
-            self.farewells.push(update);
+            self.final_updates.push(update);
         }
     }
 
     /// Gives the chosen beams to the group's sequences: the first that follows a beam to the one that holds it, others
     /// to those that hold nothing any more. All beams have `computed` tokens computed.
-    fn go_on(&mut self, group: &mut Group, computed: usize) {
+    fn go_on(&mut self, group: &mut BeamGroup, computed: usize) {
         let mut kept: Vec<RequestId> = Vec::new();
         let mut forks: Vec<usize> = Vec::new();
         for (index, beam) in group.live.iter().enumerate() {
@@ -262,7 +262,7 @@ impl Scheduler {
     }
 
     /// Goes on with a beam where it is, or computes it again where its blocks were taken.
-    fn grow_beam(&mut self, group: &mut Group, id: RequestId, token: Option<TokenId>) {
+    fn grow_beam(&mut self, group: &mut BeamGroup, id: RequestId, token: Option<TokenId>) {
         if let Some(index) = self.running.iter().position(|run| run.sequence.id == id) {
             self.running[index].sequence.tokens.extend(token);
         } else if let Some(mut sequence) = self.take_out(group, id) {
@@ -273,16 +273,16 @@ impl Scheduler {
 
     /// Lets a sequence go on from the blocks of its parent, or computes it again where they or places are short.
     fn fork_beam(&mut self, sequence: Sequence, parent: RequestId, computed: usize) {
-        let parent = self.running.iter().position(|run| run.sequence.id == parent).filter(|_| self.free_places() > 0);
+        let parent = self.running.iter().position(|run| run.sequence.id == parent).filter(|_| self.free_rows() > 0);
         let scope = sequence.cache_scope;
         let forked = parent.and_then(|parent| {
             let table = self.kv.fork(&self.running[parent].table, computed, scope, self.running.len())?;
-            Some((table, self.running[parent].stay))
+            Some((table, self.running[parent].id))
         });
         match forked {
             Some((table, parent)) => {
-                self.copied.push(parent);
-                self.enter(sequence, table, computed, self.now);
+                self.copy_sources.push(parent);
+                self.add_running(sequence, table, computed, self.now);
             }
             None => self.waiting.push_front(sequence),
         }
@@ -295,18 +295,18 @@ mod tests {
     use crate::request::Request;
 
     /// A search by so many beams for at most three tokens behind a prompt of two.
-    fn group(width: u32, length_penalty: f64) -> Group {
-        let beams = Beams { leader: RequestId(0), width, length_penalty };
+    fn group(width: u32, length_penalty: f64) -> BeamGroup {
+        let beams = BeamSearch { leader: RequestId(0), width, length_penalty };
         let request = Request { beams: Some(beams), ..Request::greedy(RequestId(0), vec![1, 2], 3) };
-        Group::new(&Sequence::new(request, 0.0), beams)
+        BeamGroup::new(&Sequence::new(request, 0.0), beams)
     }
 
     fn beam(tokens: usize, score: f64, reason: FinishReason) -> Beam {
-        Beam { request: RequestId(0), tokens: vec![1; tokens], logprobs: Vec::new(), score, reason, offer: None }
+        Beam { request: RequestId(0), tokens: vec![1; tokens], logprobs: Vec::new(), score, reason, candidates: None }
     }
 
     /// The first is chosen, the others are as likely as they come.
-    fn offer(tokens: &[TokenId]) -> TokenLogprobs {
+    fn candidates(tokens: &[TokenId]) -> TokenLogprobs {
         let scored = (1..).zip(tokens).map(|(rank, &token)| TokenLogprob { token, logprob: -(rank as f32), rank });
         let top: Vec<TokenLogprob> = scored.collect();
         TokenLogprobs { chosen: top[0], top }
@@ -326,7 +326,7 @@ mod tests {
     fn twice_as_many_continuations_as_beams_are_looked_at() {
         for (width, offered, open) in [(1, [7, 8, 9], 0), (1, [7, 9, 8], 1), (2, [7, 8, 9], 1), (3, [9, 9, 9], 3)] {
             let mut group = group(width, 1.0);
-            group.live[0].offer = Some(offer(&offered));
+            group.live[0].candidates = Some(candidates(&offered));
             group.choose(&[7, 8], false);
             assert_eq!(group.live.len(), open, "{width} {offered:?}");
         }

@@ -13,7 +13,7 @@ const QUANTUM_TOKENS: i64 = 2048;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fairness {
     /// Tenants with something waiting, the one whose turn it is first.
-    turns: VecDeque<Tenant>,
+    active: VecDeque<Tenant>,
     /// Tokens that a tenant may still spend in its turn; below 0 what it owes.
     credit: HashMap<Tenant, i64>,
 }
@@ -22,14 +22,14 @@ impl Fairness {
     /// Whose request is next, of tenants with something waiting. Asking again before anything was spent gives the
     /// same answer.
     pub(super) fn next(&mut self, waiting: impl Iterator<Item = Tenant> + Clone) -> Option<Tenant> {
-        self.turns.retain(|tenant| waiting.clone().any(|other| other == *tenant));
+        self.active.retain(|tenant| waiting.clone().any(|other| other == *tenant));
         for tenant in waiting {
-            if !self.turns.contains(&tenant) {
-                self.turns.push_back(tenant);
+            if !self.active.contains(&tenant) {
+                self.active.push_back(tenant);
             }
         }
         loop {
-            let tenant = *self.turns.front()?;
+            let tenant = *self.active.front()?;
             let credit = self.credit.entry(tenant).or_default();
             if *credit > 0 {
                 return Some(tenant);
@@ -38,7 +38,7 @@ impl Fairness {
             if *credit > 0 {
                 return Some(tenant);
             }
-            self.turns.rotate_left(1);
+            self.active.rotate_left(1);
         }
     }
 
@@ -47,8 +47,8 @@ impl Fairness {
         let credit = self.credit.entry(tenant).or_default();
         let had = *credit > 0;
         *credit -= tokens as i64;
-        if had && *credit <= 0 && self.turns.front() == Some(&tenant) {
-            self.turns.rotate_left(1);
+        if had && *credit <= 0 && self.active.front() == Some(&tenant) {
+            self.active.rotate_left(1);
         }
     }
 
@@ -62,10 +62,10 @@ impl Fairness {
 mod tests {
     use super::*;
 
-    /// Who is served, with requests of these sizes always waiting, until `turns` requests have started.
-    fn served(sizes: &[(u32, usize)], turns: usize) -> HashMap<u32, usize> {
+    /// Who is served, with requests of these sizes always waiting, until `rounds` requests have started.
+    fn served(sizes: &[(u32, usize)], rounds: usize) -> HashMap<u32, usize> {
         let (mut fairness, mut served) = (Fairness::default(), HashMap::new());
-        for _ in 0..turns {
+        for _ in 0..rounds {
             let next = fairness.next(sizes.iter().map(|(tenant, _)| Tenant(*tenant))).unwrap();
             let size = sizes.iter().find(|(tenant, _)| *tenant == next.0).unwrap().1;
             fairness.spend(next, size);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_pays_debts_before_it_gives() {
+    fn a_quantum_pays_debts_before_it_gives() {
         for (owed, next) in [(QUANTUM_TOKENS - 1, 1), (QUANTUM_TOKENS, 2)] {
             let mut fairness = Fairness::default();
             fairness.spend(Tenant(1), owed as usize);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_an_answer_costs_no_turn() {
+    fn a_token_of_an_answer_costs_no_quantum() {
         let mut fairness = Fairness::default();
         let next = |fairness: &mut Fairness| fairness.next([Tenant(1), Tenant(2)].into_iter()).map(|tenant| tenant.0);
         for tenant in [1, 2] {
@@ -113,14 +113,14 @@ mod tests {
             fairness.spend(Tenant(1), 1000);
         }
         // The other comes now, and does not get all that the first one had.
-        let turns: Vec<Tenant> = (0..40)
+        let rounds: Vec<Tenant> = (0..40)
             .map(|_| {
                 let next = fairness.next(both()).unwrap();
                 fairness.spend(next, 1000);
                 next
             })
             .collect();
-        let second = turns.iter().filter(|tenant| tenant.0 == 2).count();
-        assert!((15..=25).contains(&second), "{turns:?}");
+        let second = rounds.iter().filter(|tenant| tenant.0 == 2).count();
+        assert!((15..=25).contains(&second), "{rounds:?}");
     }
 }

@@ -3,121 +3,130 @@
 use std::collections::VecDeque;
 
 use super::Scheduler;
-use super::answers::Hazard;
+use super::answer_lengths::CumulativeHazard;
 use super::fairness::Fairness;
-use super::outlook::{Job, Outlook};
-use crate::engine::Gap;
+use super::forecast_state::{ForecastState, Workload};
+use crate::engine::InterTokenLimit;
 use crate::policy::Policy;
-use crate::request::{Claim, Tenant};
+use crate::request::{RequestDemand, Tenant};
 use crate::sequence::Running;
 
 /// The golden ratio's fraction: its multiples lie evenly between 0 and 1 however many there are.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
 /// Draws the lengths of answers, of which each is likely and all together are as spread as those seen.
-pub(super) struct Lengths {
-    hazard: Hazard,
-    shorter: f64,
+pub(super) struct LengthSampler {
+    hazard: CumulativeHazard,
+    quantile: f64,
 }
 
-impl Lengths {
-    /// Tokens that an answer of `generated` has still to come, of at most `most`.
-    fn draw(&mut self, generated: usize, most: usize) -> u64 {
-        self.shorter = (self.shorter + GOLDEN).fract();
-        self.hazard.remaining(generated, most, self.shorter) as u64
+impl LengthSampler {
+    /// Tokens that an answer of `generated` has still to come, of at most `max_tokens`.
+    fn draw(&mut self, generated: usize, max_tokens: usize) -> u64 {
+        self.quantile = (self.quantile + GOLDEN).fract();
+        self.hazard.remaining(generated, max_tokens, self.quantile) as u64
     }
 }
 
 impl Scheduler {
     /// Seconds until a request that came now would get its first token.
-    pub(super) fn predicted_ttft_seconds(&self, claim: Claim) -> Option<f64> {
+    pub(super) fn predicted_ttft_seconds(&self, demand: RequestDemand) -> Option<f64> {
         let mut lengths = self.lengths();
-        let mut outlook = self.outlook(claim.priority, &mut lengths)?;
-        let mut jobs = self.waiting_jobs(&mut lengths);
-        jobs.push(self.job(claim, 0, &mut lengths));
-        self.in_turn(jobs).iter().map(|job| outlook.take(job).first_token).last()
+        let mut forecast = self.forecast(demand.priority, &mut lengths)?;
+        let mut workloads = self.waiting_workloads(&mut lengths);
+        workloads.push(self.workload(demand, 0, &mut lengths));
+        self.in_service_order(workloads).iter().map(|workload| forecast.admit(workload).first_token).last()
     }
 
     /// What answers seen so far say of those to come.
-    pub(super) fn lengths(&self) -> Lengths {
+    pub(super) fn lengths(&self) -> LengthSampler {
         let hazard = self.answers.hazard(self.running.iter().map(|run| run.sequence.generated()));
-        Lengths { hazard, shorter: 0.5 }
+        LengthSampler { hazard, quantile: 0.5 }
     }
 
     /// What waits, in order of arrival.
-    pub(super) fn waiting_jobs(&self, lengths: &mut Lengths) -> Vec<Job> {
-        self.waiting.iter().map(|sequence| self.job(sequence.claim(), sequence.generated(), lengths)).collect()
+    pub(super) fn waiting_workloads(&self, lengths: &mut LengthSampler) -> Vec<Workload> {
+        self.waiting.iter().map(|sequence| self.workload(sequence.demand(), sequence.generated(), lengths)).collect()
     }
 
     /// What runs, as far as one of `priority` does not displace it. Nothing before enough steps were seen.
-    pub(super) fn outlook(&self, priority: i32, lengths: &mut Lengths) -> Option<Outlook<'_>> {
+    pub(super) fn forecast(&self, priority: i32, lengths: &mut LengthSampler) -> Option<ForecastState<'_>> {
         self.step_time.predict(0, 0)?;
-        let stays = |run: &&Running| run.sequence.priority <= self.displaced_above(priority);
+        let runs = |run: &&Running| run.sequence.priority <= self.preemptible_above(priority);
         let prefills = |run: &&Running| run.uncomputed() > 1;
-        let reserved = self.running.iter().filter(stays).filter(prefills).count();
-        let mut outlook = Outlook::new(self, reserved)?;
-        for run in self.running.iter().filter(stays).filter(|run| !prefills(run)) {
-            outlook.decodes(self.remaining(run, lengths), run.table.covered_blocks() as u64);
+        let reserved = self.running.iter().filter(runs).filter(prefills).count();
+        let mut forecast = ForecastState::new(self, reserved)?;
+        for run in self.running.iter().filter(runs).filter(|run| !prefills(run)) {
+            forecast.add_decode(self.remaining(run, lengths), run.table.covered_blocks() as u64);
         }
-        let order = self.service_order().into_iter().filter_map(|stay| self.find(stay));
-        for run in order.map(|index| &self.running[index]).filter(stays).filter(prefills) {
-            let claim = Claim { prompt_tokens: run.uncomputed() as u32, ..run.sequence.claim() };
-            outlook.go_on(&Job {
-                claim,
+        let order = self.service_order().into_iter().filter_map(|run_id| self.find(run_id));
+        for run in order.map(|index| &self.running[index]).filter(runs).filter(prefills) {
+            let demand = RequestDemand { prompt_tokens: run.uncomputed() as u32, ..run.sequence.demand() };
+            forecast.add_prefill(&Workload {
+                demand,
                 answer_tokens: self.remaining(run, lengths),
                 blocks: run.table.covered_blocks() as u64,
             });
         }
-        Some(outlook)
+        Some(forecast)
     }
 
-    fn remaining(&self, run: &Running, lengths: &mut Lengths) -> u64 {
+    fn remaining(&self, run: &Running, lengths: &mut LengthSampler) -> u64 {
         lengths.draw(run.sequence.generated(), run.sequence.remaining_tokens())
     }
 
-    pub(super) fn job(&self, claim: Claim, generated: usize, lengths: &mut Lengths) -> Job {
-        let answer_tokens = lengths.draw(generated, claim.max_tokens as usize);
+    pub(super) fn workload(&self, demand: RequestDemand, generated: usize, lengths: &mut LengthSampler) -> Workload {
+        let answer_tokens = lengths.draw(generated, demand.max_tokens as usize);
         // Half of the answer on average.
-        let tokens = u64::from(claim.prompt_tokens) + answer_tokens / 2;
-        Job { claim, answer_tokens, blocks: self.geometry.groups.sequence_blocks(tokens, self.geometry.block_tokens) }
+        let tokens = u64::from(demand.prompt_tokens) + answer_tokens / 2;
+        Workload {
+            demand,
+            answer_tokens,
+            blocks: self.geometry.groups.sequence_blocks(tokens, self.geometry.block_tokens),
+        }
     }
 
     /// The order in which these leave the queue, as far as the last one.
-    fn in_turn(&self, mut jobs: Vec<Job>) -> Vec<Job> {
-        let Some(last) = jobs.last().map(|job| job.claim) else { return jobs };
+    fn in_service_order(&self, mut workloads: Vec<Workload>) -> Vec<Workload> {
+        let Some(last) = workloads.last().map(|workload| workload.demand) else { return workloads };
         match &self.fairness {
-            Some(fairness) => take_turns(fairness.clone(), jobs, last.tenant),
+            Some(fairness) => round_robin_order(fairness.clone(), workloads, last.tenant),
             None => {
                 if matches!(self.policy, Policy::Priority { .. }) {
-                    jobs.retain(|job| job.claim.priority <= last.priority);
-                    jobs.sort_by_key(|job| job.claim.priority);
+                    workloads.retain(|workload| workload.demand.priority <= last.priority);
+                    workloads.sort_by_key(|workload| workload.demand.priority);
                 }
-                jobs
+                workloads
             }
         }
     }
 
     /// Whether a request that comes now has others before it.
-    pub(super) fn is_behind(&self) -> bool {
-        self.free_places() == 0 || !self.waiting.is_empty() || self.has_prefills()
+    pub(super) fn would_wait(&self) -> bool {
+        self.free_rows() == 0 || !self.waiting.is_empty() || self.has_prefills()
     }
 
     /// Prompt tokens that make the others wait no longer than they may.
-    fn within_gap(&self, decode_rows: u32) -> Option<u32> {
-        match self.gap {
-            Gap::Any => None,
-            Gap::Times(times) => Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(UNTRIED_TOKENS)),
+    fn prefill_within_limit(&self, decode_rows: u32) -> Option<u32> {
+        match self.inter_token_limit {
+            InterTokenLimit::Unlimited => None,
+            InterTokenLimit::StepMultiple(times) => {
+                Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(UNTRIED_TOKENS))
+            }
             // Between two tokens of a sequence lie as many steps as there are stages.
-            Gap::Seconds(seconds) => self.step_time.prefill_within(seconds / self.stages as f64, decode_rows),
+            InterTokenLimit::Seconds(seconds) => {
+                self.step_time.prefill_within(seconds / self.stages as f64, decode_rows)
+            }
         }
     }
 
     /// Prompt tokens that a step with so many decoding rows may have.
     pub(super) fn prefill_budget(&self, decode_rows: u32) -> u32 {
-        let most = self.geometry.max_step_tokens.saturating_sub(decode_rows);
-        let within = if decode_rows > 0 || self.others_decode() { self.within_gap(decode_rows) } else { None };
-        let within = within.map_or(most, |within| within.max(self.geometry.block_tokens).min(most));
-        within.min(u32::try_from(self.prompt_share(decode_rows)).unwrap_or(u32::MAX))
+        let limit = self.geometry.max_step_tokens.saturating_sub(decode_rows);
+        let within =
+            if decode_rows > 0 || self.decodes_in_flight() { self.prefill_within_limit(decode_rows) } else { None };
+        let within = within.map_or(limit, |within| within.max(self.geometry.block_tokens).min(limit));
+        within.min(u32::try_from(self.prompt_chunk_limit(decode_rows)).unwrap_or(u32::MAX))
     }
 }
 
@@ -125,20 +134,20 @@ impl Scheduler {
 const UNTRIED_TOKENS: u32 = 128;
 
 /// The order of turns until `tenant` has nothing left.
-fn take_turns(mut fairness: Fairness, jobs: Vec<Job>, tenant: Tenant) -> Vec<Job> {
-    let mut queues: Vec<(Tenant, VecDeque<Job>)> = Vec::new();
-    for job in jobs {
-        match queues.iter_mut().find(|(tenant, _)| *tenant == job.claim.tenant) {
-            Some((_, queue)) => queue.push_back(job),
-            None => queues.push((job.claim.tenant, [job].into())),
+fn round_robin_order(mut fairness: Fairness, workloads: Vec<Workload>, tenant: Tenant) -> Vec<Workload> {
+    let mut queues: Vec<(Tenant, VecDeque<Workload>)> = Vec::new();
+    for workload in workloads {
+        match queues.iter_mut().find(|(tenant, _)| *tenant == workload.demand.tenant) {
+            Some((_, queue)) => queue.push_back(workload),
+            None => queues.push((workload.demand.tenant, [workload].into())),
         }
     }
     let mut order = Vec::new();
     while let Some(next) = fairness.next(queues.iter().map(|(tenant, _)| *tenant)) {
         let Some((_, queue)) = queues.iter_mut().find(|(tenant, _)| *tenant == next) else { break };
-        let Some(job) = queue.pop_front() else { break };
-        fairness.spend(next, job.claim.prompt_tokens as usize + job.answer_tokens as usize);
-        order.push(job);
+        let Some(workload) = queue.pop_front() else { break };
+        fairness.spend(next, workload.demand.prompt_tokens as usize + workload.answer_tokens as usize);
+        order.push(workload);
         if queue.is_empty() && next == tenant {
             break;
         }
@@ -166,8 +175,8 @@ mod tests {
 
     /// The same on so many of them, which take that long each.
     fn staged(stages: usize, target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
-        let gap = target_inter_token_seconds.map_or(Gap::Any, Gap::Seconds);
-        let config = EngineConfig { gap, ..EngineConfig::PLAIN };
+        let inter_token_limit = target_inter_token_seconds.map_or(InterTokenLimit::Unlimited, InterTokenLimit::Seconds);
+        let config = EngineConfig { inter_token_limit, ..EngineConfig::PLAIN };
         let mut scheduler = Scheduler::new(PLACES, config).with_stages(stages);
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
@@ -178,7 +187,7 @@ mod tests {
             wait(&mut scheduler, id, max_tokens);
         }
         if let Some(step) = scheduler.schedule(0.0) {
-            scheduler.submitted(Ticket(0), step.rows, &step.copied, step.stats);
+            scheduler.submitted(Ticket(0), step.rows, &step.copy_sources, step.stats);
         }
         scheduler
     }
@@ -193,8 +202,8 @@ mod tests {
 
     /// Milliseconds until the first token of a request with so many prompt tokens.
     fn milliseconds(scheduler: &Scheduler, prompt_tokens: u32) -> f64 {
-        let claim = Claim { prompt_tokens, ..Claim::LEAST };
-        scheduler.predicted_ttft_seconds(claim).expect("steps were measured") * 1e3
+        let demand = RequestDemand { prompt_tokens, ..RequestDemand::MINIMAL };
+        scheduler.predicted_ttft_seconds(demand).expect("steps were measured") * 1e3
     }
 
     #[test]
@@ -206,7 +215,7 @@ mod tests {
         let mut prefilling = scheduler(None, &[]);
         prefilling.add(Request::greedy(RequestId(9), vec![1; 40], 4), 0.0).expect("a request that fits");
         let step = prefilling.schedule(0.0).expect("a step");
-        prefilling.submitted(Ticket(0), step.rows, &step.copied, step.stats);
+        prefilling.submitted(Ticket(0), step.rows, &step.copy_sources, step.stats);
         assert_near(milliseconds(&prefilling, 8), 3.0 * 7.2);
     }
 
@@ -236,13 +245,14 @@ mod tests {
     fn who_is_before_one_that_comes_is_the_policys_affair() {
         let order = |policy, who: &[(u32, i32)]| {
             let scheduler = Scheduler::new(PLACES, EngineConfig { policy, ..EngineConfig::PLAIN });
-            let job = |(index, (tenant, priority)): (u32, &(u32, i32))| {
+            let workload = |(index, (tenant, priority)): (u32, &(u32, i32))| {
                 // Of one turn's tokens each; who comes first is known by its length.
-                let claim = Claim { tenant: Tenant(*tenant), priority: *priority, prompt_tokens: 2048, max_tokens: 1 };
-                Job { claim, answer_tokens: u64::from(index), blocks: 1 }
+                let demand =
+                    RequestDemand { tenant: Tenant(*tenant), priority: *priority, prompt_tokens: 2048, max_tokens: 1 };
+                Workload { demand, answer_tokens: u64::from(index), blocks: 1 }
             };
-            let turns = scheduler.in_turn((0..).zip(who).map(job).collect());
-            turns.iter().map(|job| job.answer_tokens).collect::<Vec<_>>()
+            let turns = scheduler.in_service_order((0..).zip(who).map(workload).collect());
+            turns.iter().map(|workload| workload.answer_tokens).collect::<Vec<_>>()
         };
         let who = [(1, 3), (1, 2), (2, 1), (1, 2), (2, 2)];
         assert_eq!(order(Policy::Fcfs, &who), [0, 1, 2, 3, 4]);
@@ -253,13 +263,13 @@ mod tests {
 
     #[test]
     fn who_comes_is_behind_those_that_wait_and_prompts_that_are_computed() {
-        assert!(!scheduler(None, &[]).is_behind() && !scheduler(None, &[4]).is_behind());
+        assert!(!scheduler(None, &[]).would_wait() && !scheduler(None, &[4]).would_wait());
         let mut waiting = scheduler(None, &[4]);
         wait(&mut waiting, 1, 4);
-        assert!(waiting.is_behind());
+        assert!(waiting.would_wait());
         waiting.schedule(0.0).expect("a step");
-        assert!(waiting.is_behind(), "its prompt is not submitted");
-        assert!(scheduler(None, &[4, 4, 4]).is_behind(), "no place is free");
+        assert!(waiting.would_wait(), "its prompt is not submitted");
+        assert!(scheduler(None, &[4, 4, 4]).would_wait(), "no place is free");
     }
 
     #[test]
@@ -276,14 +286,17 @@ mod tests {
         let budget = |times, rows| {
             let mut scheduler = scheduler(None, &[]);
             scheduler.geometry.max_step_tokens = 1000;
-            scheduler.gap = Gap::Times(times);
+            scheduler.inter_token_limit = InterTokenLimit::StepMultiple(times);
             scheduler.prefill_budget(rows)
         };
         // 5 ms beside two rows, and 0.2 ms a token.
         assert_eq!([budget(3.0, 0), budget(1e3, 2), budget(1.0, 2)], [1000, 998, 4]);
         assert!((48..=52).contains(&budget(3.0, 2)), "{}", budget(3.0, 2));
         let geometry = Geometry { max_step_tokens: 1000, ..PLACES };
-        let untried = Scheduler::new(geometry, EngineConfig { gap: Gap::Times(3.0), ..EngineConfig::PLAIN });
+        let untried = Scheduler::new(
+            geometry,
+            EngineConfig { inter_token_limit: InterTokenLimit::StepMultiple(3.0), ..EngineConfig::PLAIN },
+        );
         assert_eq!((untried.prefill_budget(2), untried.prefill_budget(0)), (UNTRIED_TOKENS, 1000));
     }
 }

@@ -2,27 +2,27 @@
 
 use super::Scheduler;
 use crate::policy::Policy;
-use crate::sequence::{Running, StayId};
+use crate::sequence::{RunId, Running};
 
 /// Waiting requests among which the longest cached prefix is looked for.
 const LOOKAHEAD: usize = 16;
 /// Seconds after which a request is not passed over any more for longer prefixes.
-const PATIENCE_SECONDS: f64 = 2.0;
+const MAX_PASSED_OVER_SECONDS: f64 = 2.0;
 
 impl Scheduler {
     /// Running sequences, the first to be served first.
-    pub(super) fn service_order(&self) -> Vec<StayId> {
-        let mut order: Vec<_> = self.running.iter().map(|run| self.rank(run)).collect();
+    pub(super) fn service_order(&self) -> Vec<RunId> {
+        let mut order: Vec<_> = self.running.iter().map(|run| self.service_rank(run)).collect();
         if matches!(self.policy, Policy::Priority { .. }) {
             order.sort_unstable();
         }
-        order.into_iter().map(|(_, stay)| stay).collect()
+        order.into_iter().map(|(_, run_id)| run_id).collect()
     }
 
     /// A running sequence's place in the order: lower is served first and preempted last.
-    pub(super) fn rank(&self, run: &Running) -> (i32, StayId) {
+    pub(super) fn service_rank(&self, run: &Running) -> (i32, RunId) {
         let priority = if matches!(self.policy, Policy::Priority { .. }) { run.sequence.priority } else { 0 };
-        (priority, run.stay)
+        (priority, run.id)
     }
 
     /// Index of the waiting request that is admitted next.
@@ -40,26 +40,26 @@ impl Scheduler {
 
     /// Preempts running sequences for a waiting one that is more urgent by more than the threshold and would not find a
     /// place or blocks.
-    pub(super) fn make_way(&mut self) {
+    pub(super) fn preempt_for_urgent(&mut self) {
         if !matches!(self.policy, Policy::Priority { .. }) {
             return;
         }
         while let Some(urgent) = self.most_urgent().and_then(|next| self.waiting.get(next)) {
             let (tokens, headroom) = (urgent.tokens.len(), self.running.len());
-            let fits = self.kv.will_fit(tokens, urgent.cacheable(), urgent.cache_scope, headroom);
-            if self.free_places() > 0 && fits {
+            let fits = self.kv.would_fit(tokens, urgent.cacheable(), urgent.cache_scope, headroom);
+            if self.free_rows() > 0 && fits {
                 return;
             }
-            let bound = self.displaced_above(urgent.priority);
+            let bound = self.preemptible_above(urgent.priority);
             let victims = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0);
             let less_urgent = victims.filter(|(_, run)| run.sequence.priority > bound);
-            let Some((victim, _)) = less_urgent.max_by_key(|(_, run)| self.rank(run)) else { return };
+            let Some((victim, _)) = less_urgent.max_by_key(|(_, run)| self.service_rank(run)) else { return };
             self.preempt(victim);
         }
     }
 
     /// Running sequences of higher priority than this make way for waiting ones of `priority`.
-    pub(super) fn displaced_above(&self, priority: i32) -> i32 {
+    pub(super) fn preemptible_above(&self, priority: i32) -> i32 {
         match self.policy {
             Policy::Priority { preemption_threshold } => priority.saturating_add_unsigned(preemption_threshold),
             Policy::Fcfs | Policy::Fair | Policy::LongestPrefix => i32::MAX,
@@ -78,7 +78,7 @@ impl Scheduler {
 
     fn longest_prefix(&mut self, now: f64) -> Option<usize> {
         let first = self.waiting.get(0)?;
-        if now - first.arrival_seconds > PATIENCE_SECONDS {
+        if now - first.arrival_seconds > MAX_PASSED_OVER_SECONDS {
             return Some(0);
         }
         let mut best = (0, 0);

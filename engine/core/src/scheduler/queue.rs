@@ -44,9 +44,9 @@ impl Queue {
         Queue { limits, sequences: VecDeque::new(), prompt_tokens: 0 }
     }
 
-    /// Whether this one may wait, too, when the batch has room for `free_places` sequences.
-    pub(super) fn admits(&self, sequence: &Sequence, free_places: usize) -> Result<(), RejectReason> {
-        let many = self.len() >= self.limits.max_waiting_requests as usize + free_places;
+    /// Whether this one may wait, too, when the batch has room for `free_rows` sequences.
+    pub(super) fn admits(&self, sequence: &Sequence, free_rows: usize) -> Result<(), RejectReason> {
+        let many = self.len() >= self.limits.max_waiting_requests as usize + free_rows;
         let long = self.prompt_tokens + sequence.backlog_tokens as u64 > self.limits.max_queued_prompt_tokens;
         match many || (long && !self.is_empty()) {
             true => Err(RejectReason::QueueFull { waiting: self.len() as u32, queued_tokens: self.prompt_tokens }),

@@ -1,43 +1,43 @@
-//! Whether guessing pays, and how far: what is known of how well guesses hold, against what computing them costs.
+//! Whether guessing pays, and how far: what is known of how well draft tokens hold, against what computing them costs.
 //!
-//! Guess number `n` of a sequence is of use with the probability that it and all before it hold, `held^n`. It pays if
+//! Guess number `n` of a sequence is of use with the probability that it and all before it hold, `acceptance_rate^n`. It pays if
 //! the step's tokens per second are more with it than without: if that probability is above the share of a token that
-//! the step would give in the time that a guess takes. Free guesses are made and scored all the time, so that a
-//! sequence whose guesses begin to hold is noticed without computing any; costly ones are tried again now and then.
+//! the step would give in the time that a draft token takes. Free draft tokens are made and scored all the time, so that a
+//! sequence whose draft tokens begin to hold is noticed without computing any; costly ones are tried again now and then.
 //!
-//! A guess follows known tokens. So steps with guesses do not overlap where a step feeds on the one before, and while no
-//! sequence guesses, all do. Steps of different sequences do not hang on each other's guesses.
+//! A draft token follows known tokens. So steps with draft tokens do not overlap where a step feeds on the one before, and while no
+//! sequence draft tokens, all do. Steps of different sequences do not hang on each other's draft tokens.
 
 use super::Scheduler;
-use crate::draft::{Ask, DraftTree, MAX_DRAFT_TOKENS, Proposer};
+use crate::draft::{DraftRequest, DraftTree, MAX_DRAFT_TOKENS, Proposer};
 use crate::request::{RequestId, TokenId};
 use crate::sequence::Running;
 use crate::update::DraftStats;
 
-/// Weight of the last guess in what is known of a sequence's guesses, and of all of them.
+/// Weight of the last draft token in what is known of a sequence's draft tokens, and of all of them.
 const SEQUENCE_WEIGHT: f64 = 0.1;
 const ENGINE_WEIGHT: f64 = 0.02;
-/// Share of guesses that hold, before any was made.
-const FIRST_SHARE: f64 = 0.5;
-/// What a guess is taken to cost before any was computed: this share of a step's time for a token.
-const FIRST_COST: f64 = 0.35;
+/// Share of draft tokens that hold, before any was made.
+const INITIAL_ACCEPTANCE: f64 = 0.5;
+/// What a draft token is taken to cost before any was computed: this share of a step's time for a token.
+const INITIAL_COST: f64 = 0.35;
 /// The least that it is taken to cost, whatever was measured.
-const LEAST_COST: f64 = 0.05;
-/// How much better than doing without guesses have to look.
+const MIN_COST: f64 = 0.05;
+/// How much better than doing without draft tokens have to look.
 const MARGIN: f64 = 1.15;
-/// Tokens after which a sequence that had no guess is asked about again: doubled each time, up to the second.
+/// Tokens after which a sequence that had no draft token is asked about again: doubled each time, up to the second.
 const FIRST_PAUSE_TOKENS: usize = 1;
 const LONGEST_PAUSE_TOKENS: usize = 16;
-/// Tokens after which a costly guess is tried again that did not pay.
+/// Tokens after which a costly draft token is tried again that did not pay.
 const TRIAL_TOKENS: usize = 128;
 
-/// What is guessed of one sequence.
+/// What is drafted of one sequence.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Guess {
+pub(crate) struct DraftState {
     /// What follows the known tokens.
     tree: DraftTree,
-    /// Share of guesses that held; absent before any.
-    held: Option<f64>,
+    /// Share of draft tokens that held; absent before any.
+    acceptance_rate: Option<f64>,
     /// Tokens of the sequence from which on it is asked about again.
     resume_at: usize,
     pause_tokens: usize,
@@ -47,83 +47,90 @@ pub(crate) struct Guess {
 #[derive(Debug)]
 pub(super) struct Speculation {
     proposer: Box<dyn Proposer>,
-    most: usize,
-    /// Share of guesses that held, of all sequences.
-    held: f64,
+    max_tokens: usize,
+    /// Share of draft tokens that held, of all sequences.
+    acceptance_rate: f64,
     stats: DraftStats,
 }
 
 impl Scheduler {
-    /// Guesses from now on.
-    pub(crate) fn speculate(&mut self, proposer: Box<dyn Proposer>, most: u32) {
-        let most = (most as usize).min(MAX_DRAFT_TOKENS);
-        self.speculation = Some(Speculation { proposer, most, held: FIRST_SHARE, stats: DraftStats::default() });
+    /// Draft tokens from now on.
+    pub(crate) fn set_proposer(&mut self, proposer: Box<dyn Proposer>, max_tokens: u32) {
+        let max_tokens = (max_tokens as usize).min(MAX_DRAFT_TOKENS);
+        self.speculation = Some(Speculation {
+            proposer,
+            max_tokens,
+            acceptance_rate: INITIAL_ACCEPTANCE,
+            stats: DraftStats::default(),
+        });
     }
 
     pub(super) fn draft_stats(&self) -> DraftStats {
         self.speculation.as_ref().map_or_else(DraftStats::default, |speculation| speculation.stats)
     }
 
-    /// Whether the next step has to wait for those in flight: its guesses follow what they draw, or theirs are not
+    /// Whether the next step has to wait for those in flight: its draft tokens follow what they draw, or theirs are not
     /// judged yet.
     pub(super) fn waits_for_results(&self) -> bool {
-        let waits = !self.in_flight.is_empty() && !self.is_staged();
+        let waits = !self.in_flight.is_empty() && !self.is_pipelined();
         let Some(speculation) = self.speculation.as_ref().filter(|_| waits) else { return false };
-        let bar = self.bar();
+        let min_acceptance = self.min_acceptance();
         self.in_flight.iter().any(|step| step.stats.draft_tokens > 0)
-            || self.running.iter().any(|run| speculation.wants(run, bar))
+            || self.running.iter().any(|run| speculation.wants_draft(run, min_acceptance))
     }
 
-    /// Asks for costly guesses, which are made only to be computed.
-    pub(super) fn guess_at_cost(&mut self) {
-        let bar = self.bar();
+    /// Asks for costly draft tokens, which are made only to be computed.
+    pub(super) fn propose_costly_drafts(&mut self) {
+        let min_acceptance = self.min_acceptance();
         let Some(speculation) = self.speculation.as_mut().filter(|speculation| !speculation.proposer.is_free()) else {
             return;
         };
-        let wanted = |run: &&mut Running| run.is_decoding() && run.guess.tree.is_empty() && speculation.wants(run, bar);
+        let wanted = |run: &&mut Running| {
+            run.is_decoding() && run.draft.tree.is_empty() && speculation.wants_draft(run, min_acceptance)
+        };
         let asked: Vec<&mut Running> = self.running.iter_mut().filter(wanted).collect();
-        speculation.ask(asked);
+        speculation.propose(asked);
     }
 
-    /// Asks for free guesses, which are made to be scored, too.
-    pub(super) fn guess_freely(&mut self) {
+    /// Asks for free draft tokens, which are made to be scored, too.
+    pub(super) fn propose_free_drafts(&mut self) {
         let Some(speculation) = self.speculation.as_mut().filter(|speculation| speculation.proposer.is_free()) else {
             return;
         };
-        speculation.ask(self.running.iter_mut().filter(|run| run.guess.is_due(run)).collect());
+        speculation.propose(self.running.iter_mut().filter(|run| run.draft.is_due(run)).collect());
     }
 
-    /// Tokens of a step that no guess takes: half, where prompts are computed or wait. They would starve otherwise, for as long
-    /// as guesses hold.
+    /// Tokens of a step that no draft token takes: half, where prompts are computed or wait. They would starve otherwise, for as long
+    /// as draft tokens hold.
     pub(super) fn reserved_for_prompts(&self) -> usize {
         let some = !self.waiting.is_empty() || self.has_prefills();
         if some { self.geometry.max_step_tokens as usize / 2 } else { 0 }
     }
 
-    /// The guesses that the next step computes for the sequence at `index`, with blocks for them: those that pay by
-    /// `bar`, at most `room`.
-    pub(super) fn draft(&mut self, index: usize, room: usize, bar: f64) -> DraftTree {
+    /// The draft tokens that the next step computes for the sequence at `index`, with blocks for them: those that pay by
+    /// `min_acceptance`, at most `room`.
+    pub(super) fn draft(&mut self, index: usize, room: usize, min_acceptance: f64) -> DraftTree {
         let headroom = self.running.len();
         let (run, Some(speculation)) = (&mut self.running[index], &self.speculation) else {
             return DraftTree::default();
         };
-        // What was put off is drawn first: behind each guess there would be more to know in time.
-        if !run.is_decoding() || run.was_put_off() || run.guess.tree.is_empty() {
+        // What was put off is drawn first: behind each draft token there would be more to know in time.
+        if !run.is_decoding() || run.is_deferred() || run.draft.tree.is_empty() {
             return DraftTree::default();
         }
-        let most = room.min(speculation.most).min(run.sequence.draft_limit());
-        let count = speculation.count(&run.guess, bar).min(most);
+        let max_tokens = room.min(speculation.max_tokens).min(run.sequence.draft_limit());
+        let count = speculation.count(&run.draft, min_acceptance).min(max_tokens);
         let known = run.covered_after(1);
-        let covered = self.kv.grow_spare(&mut run.table, known + count, headroom);
-        run.guess.tree.first(count.min(covered - known))
+        let covered = self.kv.grow_if_spare(&mut run.table, known + count, headroom);
+        run.draft.tree.first(count.min(covered - known))
     }
 
-    /// The sequence at `index` got `tokens`, for `drafted` guesses that were computed.
-    pub(super) fn judge(&mut self, index: usize, tokens: &[TokenId], drafted: usize) {
+    /// The sequence at `index` got `tokens`, for `drafted` draft tokens that were computed.
+    pub(super) fn record_verification(&mut self, index: usize, tokens: &[TokenId], drafted: usize) {
         let Some(speculation) = &mut self.speculation else { return };
         let run = &mut self.running[index];
         for &token in tokens {
-            speculation.learn(&mut run.guess, token);
+            speculation.observe(&mut run.draft, token);
         }
         if drafted > 0 {
             speculation.stats.count(drafted, tokens.len() - 1);
@@ -131,95 +138,98 @@ impl Scheduler {
     }
 
     /// The request has ended.
-    pub(super) fn forget_guesses(&mut self, request: RequestId) {
+    pub(super) fn forget_drafts(&mut self, request: RequestId) {
         if let Some(speculation) = &mut self.speculation {
             speculation.proposer.forget(request);
         }
     }
 
-    /// The probability of holding from which on computing a guess pays.
-    pub(super) fn bar(&self) -> f64 {
+    /// The probability of holding from which on computing a draft token pays.
+    pub(super) fn min_acceptance(&self) -> f64 {
         if self.speculation.is_none() {
             return f64::INFINITY;
         }
-        let rows = self.decoding_in_a_step().max(1);
+        let rows = self.decode_rows_per_step().max(1);
         let cost = match (self.step_time.predict(0, rows), self.step_time.draft_seconds()) {
             (Some(step), Some(draft)) if step > 0.0 => draft * f64::from(rows) / step,
-            _ => FIRST_COST,
+            _ => INITIAL_COST,
         };
-        cost.max(LEAST_COST) * MARGIN
+        cost.max(MIN_COST) * MARGIN
     }
 }
 
 impl Speculation {
-    /// Whether a step should wait to compute guesses for this sequence.
-    fn wants(&self, run: &Running, bar: f64) -> bool {
+    /// Whether a step should wait to compute draft tokens for this sequence.
+    fn wants_draft(&self, run: &Running, min_acceptance: f64) -> bool {
         let decodes = run.has_prompt() && run.uncomputed() <= 1 && run.sequence.draft_limit() > 0;
-        let (pays, made) = (self.share(&run.guess) > bar, !run.guess.tree.is_empty());
-        let due = run.sequence.tokens.len() >= run.guess.resume_at;
+        let (pays, made) = (self.share(&run.draft) > min_acceptance, !run.draft.tree.is_empty());
+        let due = run.sequence.tokens.len() >= run.draft.resume_at;
         decodes && if self.proposer.is_free() { pays && made } else { pays || made || due }
     }
 
-    fn share(&self, guess: &Guess) -> f64 {
-        guess.held.unwrap_or(self.held)
+    fn share(&self, draft: &DraftState) -> f64 {
+        draft.acceptance_rate.unwrap_or(self.acceptance_rate)
     }
 
-    /// Leading guesses that pay; a costly one is made for at least one to be tried.
-    fn count(&self, guess: &Guess, bar: f64) -> usize {
-        let share = self.share(guess);
-        let pays = |node: &usize| share.powi(guess.tree.path(*node as u32).len() as i32) > bar;
-        let count = (0..guess.tree.len()).take_while(pays).count();
+    /// Leading draft tokens that pay; a costly one is made for at least one to be tried.
+    fn count(&self, draft: &DraftState, min_acceptance: f64) -> usize {
+        let share = self.share(draft);
+        let pays = |node: &usize| share.powi(draft.tree.path(*node as u32).len() as i32) > min_acceptance;
+        let count = (0..draft.tree.len()).take_while(pays).count();
         if self.proposer.is_free() { count } else { count.max(1) }
     }
 
-    fn ask(&mut self, mut runs: Vec<&mut Running>) {
-        let ask = |run: &&mut Running| {
-            let most = self.most.min(run.sequence.draft_limit());
-            (run.sequence.id, most)
+    fn propose(&mut self, mut runs: Vec<&mut Running>) {
+        let request = |run: &&mut Running| {
+            let max_tokens = self.max_tokens.min(run.sequence.draft_limit());
+            (run.sequence.id, max_tokens)
         };
-        let asked: Vec<(RequestId, usize)> = runs.iter().map(ask).collect();
+        let asked: Vec<(RequestId, usize)> = runs.iter().map(request).collect();
         let tokens = runs.iter().map(|run| run.sequence.tokens.as_slice());
-        let asks: Vec<Ask<'_>> =
-            asked.iter().zip(tokens).map(|(&(request, most), tokens)| Ask { request, tokens, most }).collect();
-        let trees = if asks.is_empty() { Vec::new() } else { self.proposer.propose(&asks) };
+        let requests: Vec<DraftRequest<'_>> = asked
+            .iter()
+            .zip(tokens)
+            .map(|(&(request, max_tokens), tokens)| DraftRequest { request, tokens, max_tokens })
+            .collect();
+        let trees = if requests.is_empty() { Vec::new() } else { self.proposer.propose(&requests) };
         for (run, tree) in runs.iter_mut().zip(trees) {
             match self.proposer.is_free() {
-                true => run.guess.made(tree, run.sequence.tokens.len()),
-                false => run.guess.tried(tree, run.sequence.tokens.len()),
+                true => run.draft.set_free(tree, run.sequence.tokens.len()),
+                false => run.draft.set_costly(tree, run.sequence.tokens.len()),
             }
         }
     }
 
-    fn learn(&mut self, guess: &mut Guess, token: TokenId) {
-        if guess.tree.is_empty() {
+    fn observe(&mut self, draft: &mut DraftState, token: TokenId) {
+        if draft.tree.is_empty() {
             return;
         }
-        let rest = guess.tree.behind(token);
-        let held = f64::from(u8::from(rest.is_some()));
-        guess.tree = rest.unwrap_or_default();
-        let share = self.share(guess);
-        guess.held = Some(share + SEQUENCE_WEIGHT * (held - share));
-        self.held += ENGINE_WEIGHT * (held - self.held);
+        let rest = draft.tree.subtree_after(token);
+        let acceptance_rate = f64::from(u8::from(rest.is_some()));
+        draft.tree = rest.unwrap_or_default();
+        let share = self.share(draft);
+        draft.acceptance_rate = Some(share + SEQUENCE_WEIGHT * (acceptance_rate - share));
+        self.acceptance_rate += ENGINE_WEIGHT * (acceptance_rate - self.acceptance_rate);
     }
 }
 
-impl Guess {
+impl DraftState {
     fn is_due(&self, run: &Running) -> bool {
         let useful = run.has_prompt() && run.sequence.draft_limit() > 0;
         useful && self.tree.is_empty() && run.sequence.tokens.len() >= self.resume_at
     }
 
-    /// A free guess was made of a sequence of so many tokens. It is made again when it has failed, or in a while where
+    /// A free draft token was made of a sequence of so many tokens. It is made again when it has failed, or in a while where
     /// there was none.
-    fn made(&mut self, tree: DraftTree, tokens: usize) {
+    fn set_free(&mut self, tree: DraftTree, tokens: usize) {
         let pause = if tree.is_empty() { 2 * self.pause_tokens } else { FIRST_PAUSE_TOKENS };
         self.pause_tokens = pause.clamp(FIRST_PAUSE_TOKENS, LONGEST_PAUSE_TOKENS);
         self.resume_at = tokens + self.pause_tokens;
         self.tree = tree;
     }
 
-    /// A costly guess was made. Where it does not pay it is tried again in a while.
-    fn tried(&mut self, tree: DraftTree, tokens: usize) {
+    /// A costly draft token was made. Where it does not pay it is tried again in a while.
+    fn set_costly(&mut self, tree: DraftTree, tokens: usize) {
         self.resume_at = tokens + TRIAL_TOKENS;
         self.tree = tree;
     }

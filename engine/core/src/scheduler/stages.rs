@@ -27,45 +27,45 @@ impl Scheduler {
     }
 
     /// Whether stages compute steps of different sequences at the same time.
-    pub(super) fn is_staged(&self) -> bool {
+    pub(super) fn is_pipelined(&self) -> bool {
         self.stages > 1
     }
 
     /// Rows of each step that decode: what decodes is divided among the stages.
-    pub(super) fn decoding_in_a_step(&self) -> u32 {
+    pub(super) fn decode_rows_per_step(&self) -> u32 {
         let decoding = self.running.iter().filter(|run| run.uncomputed() <= 1).count();
         decoding.div_ceil(self.stages) as u32
     }
 
     /// Most rows of the next step that decode.
-    pub(super) fn decode_share(&self) -> usize {
-        if self.is_staged() { self.decoding_in_a_step() as usize } else { usize::MAX }
+    pub(super) fn decode_row_limit(&self) -> usize {
+        if self.is_pipelined() { self.decode_rows_per_step() as usize } else { usize::MAX }
     }
 
     /// Whether sequences decode that steps in flight may hold.
-    pub(super) fn others_decode(&self) -> bool {
-        self.is_staged() && self.running.iter().any(|run| run.uncomputed() <= 1)
+    pub(super) fn decodes_in_flight(&self) -> bool {
+        self.is_pipelined() && self.running.iter().any(|run| run.uncomputed() <= 1)
     }
 
     /// Most prompt tokens of a step beside so many rows that decode.
-    pub(super) fn prompt_share(&self, decode_rows: u32) -> u64 {
+    pub(super) fn prompt_chunk_limit(&self, decode_rows: u32) -> u64 {
         let worthwhile = self.step_time.prefill_for(WORTHWHILE, decode_rows);
-        match worthwhile.filter(|_| self.is_staged()) {
+        match worthwhile.filter(|_| self.is_pipelined()) {
             None => u64::MAX,
             Some(worthwhile) => {
-                self.prompts_at_hand().div_ceil(STEPS_PER_STAGE * self.stages as u64).max(worthwhile.into())
+                self.pending_prompt_tokens().div_ceil(STEPS_PER_STAGE * self.stages as u64).max(worthwhile.into())
             }
         }
     }
 
     /// Tokens of the prompts that wait or are computed, all of each, so that its parts are alike.
-    fn prompts_at_hand(&self) -> u64 {
+    fn pending_prompt_tokens(&self) -> u64 {
         let prefilling = self.running.iter().filter(|run| run.uncomputed() > 1);
         prefilling.map(|run| run.sequence.tokens.len() as u64).sum::<u64>() + self.waiting.prompt_tokens()
     }
 
     /// Whether one token of a sequence is left to compute, which this step may name.
     pub(super) fn decodes_next(&self, run: &Running) -> bool {
-        run.uncomputed() == 1 && !(self.is_staged() && run.is_sampling())
+        run.uncomputed() == 1 && !(self.is_pipelined() && run.is_sampling())
     }
 }

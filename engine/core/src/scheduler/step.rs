@@ -4,29 +4,29 @@ use crate::draft::DraftTree;
 use crate::executor::Geometry;
 use crate::kv::KvCache;
 use crate::plan::{PlanRow, StepPlan};
-use crate::sequence::{Running, StayId};
+use crate::sequence::{RunId, Running};
 use crate::update::StepStats;
 
 /// A decided step: the plan for the executor, and what the scheduler keeps to understand the results.
 #[derive(Debug)]
-pub(crate) struct Step {
+pub(crate) struct ScheduledStep {
     pub(crate) plan: StepPlan,
-    pub(crate) rows: Vec<StepRow>,
+    pub(crate) rows: Vec<ScheduledRow>,
     /// Stays whose blocks the step copies from.
-    pub(crate) copied: Vec<StayId>,
+    pub(crate) copy_sources: Vec<RunId>,
     pub(crate) stats: StepStats,
 }
 
 /// A row of a step, as the scheduler remembers it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StepRow {
-    pub(super) stay: StayId,
+pub(crate) struct ScheduledRow {
+    pub(super) run_id: RunId,
     /// Index of its first token in the sequence.
     pub(super) first: usize,
     /// Leading tokens of the sequence that are computed once the step is.
     pub(super) end: usize,
     pub(super) samples: bool,
-    /// Guesses that it computes behind them.
+    /// Draft tokens that it computes behind them.
     pub(super) drafted: usize,
 }
 
@@ -35,8 +35,8 @@ pub(super) struct StepBuilder {
     tokens_left: usize,
     logits_left: usize,
     /// Decodes that found no block and count on those that are on their way back.
-    pub(super) sitting_out: usize,
-    step: Step,
+    pub(super) without_block: usize,
+    step: ScheduledStep,
 }
 
 impl StepBuilder {
@@ -46,19 +46,19 @@ impl StepBuilder {
             block_tokens: geometry.block_tokens as usize,
             tokens_left: geometry.max_step_tokens as usize,
             logits_left: geometry.max_step_logits as usize,
-            sitting_out: 0,
-            step: Step {
+            without_block: 0,
+            step: ScheduledStep {
                 plan: StepPlan { rows: Vec::with_capacity(rows), ..StepPlan::default() },
                 rows: Vec::with_capacity(rows),
-                copied: Vec::new(),
+                copy_sources: Vec::new(),
                 stats: StepStats::default(),
             },
         }
     }
 
-    /// Whether it has a row of the sequence that stays as `stay`.
-    pub(super) fn has(&self, stay: StayId) -> bool {
-        self.step.rows.iter().any(|row| row.stay == stay)
+    /// Whether it has a row of the sequence that stays as `run_id`.
+    pub(super) fn has(&self, run_id: RunId) -> bool {
+        self.step.rows.iter().any(|row| row.run_id == run_id)
     }
 
     /// Room for a token and its logits at least. Rows are not counted: no more sequences run than a step may have
@@ -67,14 +67,14 @@ impl StepBuilder {
         self.tokens_left > 0 && self.logits_left > 0
     }
 
-    /// Room for guesses beside which so many tokens have to fit.
+    /// Room for draft tokens beside which so many tokens have to fit.
     pub(super) fn draft_room(&self, others: usize) -> usize {
         self.tokens_left.min(self.logits_left).saturating_sub(1 + others)
     }
 
     /// As many of the sequence's next tokens as the budget allows.
     pub(super) fn room_for(&self, run: &Running) -> usize {
-        let most = if run.scores_next() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
+        let most = if run.needs_prompt_logits() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
         run.uncomputed().min(most)
     }
 
@@ -83,7 +83,7 @@ impl StepBuilder {
         self.push_drafted(run, DraftTree::default());
     }
 
-    /// The same with guesses behind them, for which there is room.
+    /// The same with draft tokens behind them, for which there is room.
     pub(super) fn push_drafted(&mut self, run: &Running, draft: DraftTree) {
         let drafted = draft.len();
         let count = self.room_for(run).min(run.covered_uncomputed(self.block_tokens));
@@ -93,7 +93,7 @@ impl StepBuilder {
         self.count(&row, run.sequence.prompt_tokens);
         let first = row.first_position as usize;
         let end = first + row.tokens.len();
-        self.step.rows.push(StepRow { stay: run.stay, first, end, samples: row.sample.is_some(), drafted });
+        self.step.rows.push(ScheduledRow { run_id: run.id, first, end, samples: row.sample.is_some(), drafted });
         self.step.plan.rows.push(row);
     }
 
@@ -107,13 +107,13 @@ impl StepBuilder {
         self.step.stats.decode_tokens
     }
 
-    /// A block of the sequence that stays as `stay` is copied before the step computes anything.
-    pub(super) fn copies_from(&mut self, stay: StayId) {
-        self.step.copied.push(stay);
+    /// A block of the sequence that stays as `run_id` is copied before the step computes anything.
+    pub(super) fn add_copy_source(&mut self, run_id: RunId) {
+        self.step.copy_sources.push(run_id);
     }
 
     /// The step, unless it is empty, with the blocks that have to be moved for it.
-    pub(super) fn build(mut self, kv: &mut KvCache) -> Option<Step> {
+    pub(super) fn build(mut self, kv: &mut KvCache) -> Option<ScheduledStep> {
         if self.step.rows.is_empty() {
             return None;
         }
@@ -141,10 +141,10 @@ mod tests {
 
     const SMALL: Geometry = Geometry { max_step_tokens: 8, max_step_logits: 3, ..GEOMETRY };
 
-    fn prompt(kv: &mut KvCache, stay: u64, tokens: usize) -> Running {
-        let sequence = Sequence::new(Request::greedy(RequestId(stay), vec![1; tokens], 4), 0.0);
-        let table = kv.open(&sequence.tokens, CacheScope::SHARED, 0).expect("blocks are free");
-        Running::new(StayId(stay), sequence, table, 0)
+    fn prompt(kv: &mut KvCache, run_id: u64, tokens: usize) -> Running {
+        let sequence = Sequence::new(Request::greedy(RequestId(run_id), vec![1; tokens], 4), 0.0);
+        let table = kv.allocate(&sequence.tokens, CacheScope::SHARED, 0).expect("blocks are free");
+        Running::new(RunId(run_id), sequence, table, 0)
     }
 
     #[test]
@@ -152,13 +152,13 @@ mod tests {
         let mut kv = KvCache::new(16, 4, None);
         for (tokens, rows) in [(1, 3), (4, 2), (3, 3), (8, 1)] {
             let mut step = StepBuilder::new(&SMALL, 0);
-            let mut stays = 0;
+            let mut runs = 0;
             while step.has_room() {
-                stays += 1;
-                step.push(&prompt(&mut kv, stays, tokens));
+                runs += 1;
+                step.push(&prompt(&mut kv, runs, tokens));
             }
-            assert_eq!(stays, rows, "{tokens}");
-            assert!((1..=rows).all(|stay| step.has(StayId(stay))) && !step.has(StayId(rows + 1)));
+            assert_eq!(runs, rows, "{tokens}");
+            assert!((1..=rows).all(|run_id| step.has(RunId(run_id))) && !step.has(RunId(rows + 1)));
             kv = KvCache::new(16, 4, None);
         }
     }
@@ -167,8 +167,8 @@ mod tests {
     fn a_step_tells_what_it_copies_from() {
         let mut kv = KvCache::new(16, 4, None);
         let mut step = StepBuilder::new(&SMALL, 0);
-        step.copies_from(StayId(7));
+        step.add_copy_source(RunId(7));
         step.push(&prompt(&mut kv, 1, 2));
-        assert_eq!(step.build(&mut kv).map(|step| step.copied), Some(vec![StayId(7)]));
+        assert_eq!(step.build(&mut kv).map(|step| step.copy_sources), Some(vec![RunId(7)]));
     }
 }

@@ -1,6 +1,6 @@
 //! How long a step will take: learned from the steps there were.
 //!
-//! A linear model, `base + prefill · tokens + decode · rows + draft · guesses`, fitted by recursive least squares with
+//! A linear model, `base + prefill · tokens + decode · rows + draft · drafted`, fitted by recursive least squares with
 //! forgetting, so that it follows contexts that grow and machines that get busy. Of what is not seen for long, such as prompts
 //! while all decode, the last that was known stays. It predicts nothing before it has seen enough.
 
@@ -15,8 +15,8 @@ const ENOUGH_STEPS: u32 = 8;
 /// Units of the features, so that all are of the order of one.
 const TOKENS: f64 = 256.0;
 const ROWS: f64 = 16.0;
-const GUESSES: f64 = 16.0;
-/// Features: one, prompt tokens, decoding rows, guesses.
+const DRAFT_TOKENS: f64 = 16.0;
+/// Features: one, prompt tokens, decoding rows, draft tokens.
 const FEATURES: usize = 4;
 
 type Square = [[f64; FEATURES]; FEATURES];
@@ -24,7 +24,7 @@ type Square = [[f64; FEATURES]; FEATURES];
 /// The learned model.
 #[derive(Clone, Debug)]
 pub(super) struct StepTimeModel {
-    /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows, for [`GUESSES`] guesses.
+    /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows, for [`DRAFT_TOKENS`] draft tokens.
     seconds: [f64; FEATURES],
     /// Products of the features of the steps seen, added up.
     information: Square,
@@ -40,7 +40,7 @@ impl StepTimeModel {
         StepTimeModel { seconds: [0.0; FEATURES], information, steps: 0, prefill_steps: 0, draft_steps: 0 }
     }
 
-    /// A step of so many prompt tokens, decoding rows and guesses took so long.
+    /// A step of so many prompt tokens, decoding rows and draft tokens took so long.
     pub(super) fn observe(&mut self, prefill_tokens: u32, decode_rows: u32, draft_tokens: u32, seconds: f64) {
         let x = features(prefill_tokens, decode_rows, draft_tokens);
         let error = seconds - dot(self.seconds, x);
@@ -61,9 +61,9 @@ impl StepTimeModel {
         believed.then(|| dot(self.seconds, features(prefill_tokens, decode_rows, 0)).max(0.0))
     }
 
-    /// Seconds that a guess adds to a step, once there is something to go by.
+    /// Seconds that a draft token adds to a step, once there is something to go by.
     pub(super) fn draft_seconds(&self) -> Option<f64> {
-        (self.draft_steps >= ENOUGH_STEPS).then(|| (self.seconds[3] / GUESSES).max(0.0))
+        (self.draft_steps >= ENOUGH_STEPS).then(|| (self.seconds[3] / DRAFT_TOKENS).max(0.0))
     }
 
     /// Prompt tokens with which a step takes `times` as long as one without any does, once there is something to go by.
@@ -80,7 +80,7 @@ impl StepTimeModel {
 }
 
 fn features(prefill_tokens: u32, decode_rows: u32, draft_tokens: u32) -> [f64; FEATURES] {
-    [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS, f64::from(draft_tokens) / GUESSES]
+    [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS, f64::from(draft_tokens) / DRAFT_TOKENS]
 }
 
 /// What gives `b` when it is multiplied by `a`, which is positive definite.
@@ -133,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn it_learns_what_a_guess_adds() {
+    fn it_learns_what_a_draft_adds() {
         let mut model = taught(truth);
         assert_eq!(model.draft_seconds(), None);
         for step in 0..60 {
-            let (rows, guesses) = (step % 9 + 1, step * 3 % 11);
-            model.observe(0, rows, guesses, truth(0, rows) + 0.0007 * f64::from(guesses));
+            let (rows, drafted) = (step % 9 + 1, step * 3 % 11);
+            model.observe(0, rows, drafted, truth(0, rows) + 0.0007 * f64::from(drafted));
         }
         let seconds = model.draft_seconds().unwrap();
         assert!((seconds / 0.0007 - 1.0).abs() < 0.02, "{seconds}");

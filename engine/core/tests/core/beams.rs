@@ -5,16 +5,16 @@
 
 use std::collections::HashSet;
 
-use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, staged, text, turn};
+use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, staged, step, text};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::Move;
-use windlass_engine_core::request::{Beams, FinishReason, Request, RequestId};
+use windlass_engine_core::plan::BlockMove;
+use windlass_engine_core::request::{BeamSearch, FinishReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
 /// A search of so many beams for answers to one prompt, as many as there are requests from `first` on.
 fn search(first: u64, width: u32, prompt_tokens: usize, tokens: u32) -> Vec<Request> {
-    let beams = Beams { leader: RequestId(first), width, length_penalty: 1.0 };
+    let beams = BeamSearch { leader: RequestId(first), width, length_penalty: 1.0 };
     let prompt = request(first, prompt_tokens).prompt;
     let one =
         |id| Request { beams: Some(beams), logprobs: Some(0), ..request(id, 1).prompt(prompt.clone()).max(tokens) };
@@ -94,10 +94,10 @@ fn beams_share_the_prompts_blocks_and_copy_what_both_would_write() {
     let (mut copies, mut most_held) = (0, 0);
     while !engine.is_idle() {
         let before = engine.executor().submitted();
-        turn(&mut engine, 0.0);
+        step(&mut engine, 0.0);
         if engine.executor().submitted() > before {
             let plan = engine.executor().last_plan();
-            copies += plan.moves.iter().filter(|moved| matches!(moved, Move::Copy { .. })).count();
+            copies += plan.moves.iter().filter(|moved| matches!(moved, BlockMove::Copy { .. })).count();
             let named: HashSet<_> = plan.rows.iter().flat_map(|row| row.blocks.iter()).collect();
             most_held = most_held.max(named.len());
             assert!(plan.rows.iter().skip(1).all(|row| row.tokens.len() == 1), "a beam computes its prompt again");
@@ -127,7 +127,7 @@ fn the_length_penalty_chooses_between_short_and_long_answers() {
     let greedy = answers(&search(1, 1, 10, 12)).remove(0).0;
     let with = |length_penalty: f64| {
         let one = |request: Request| {
-            let beams = request.beams.map(|beams| Beams { length_penalty, ..beams });
+            let beams = request.beams.map(|beams| BeamSearch { length_penalty, ..beams });
             Request { beams, ..request.stop(&greedy[1..2]) }
         };
         answers(&search(1, 2, 10, 12).into_iter().map(one).collect::<Vec<_>>()).remove(0).0.len()
@@ -177,7 +177,7 @@ fn what_a_search_finds_tells_how_long_answers_are() {
         add(&mut engine, requests);
         drain(&mut engine);
         (50..54).for_each(|id| add(&mut engine, &[request(id, 4).max(100)]));
-        (0..10).for_each(|_| _ = turn(&mut engine, 0.0));
+        (0..10).for_each(|_| _ = step(&mut engine, 0.0));
         engine.stats().predicted_ttft_seconds.expect("steps were measured")
     };
     // They end by themselves: one that ran into its limit would not tell how long others are.
@@ -199,17 +199,17 @@ fn more_beams_than_places_take_turns() {
 
 #[test]
 fn a_group_ends_together_whoever_ends_it() {
-    for turns in [0, 1, 3, 8, 15] {
+    for steps in [0, 1, 3, 8, 15] {
         for ended in [1, 3] {
             let requests = search(1, 3, 10, 14);
             let mut engine = engine(GEOMETRY, CONFIG);
             add(&mut engine, &requests);
-            (0..turns).for_each(|_| _ = turn(&mut engine, 0.0));
+            (0..steps).for_each(|_| _ = step(&mut engine, 0.0));
             let last = engine.finish(RequestId(ended), FinishReason::Abort).expect("it is live");
             assert_eq!((last.request, last.finish), (RequestId(ended), Some(FinishReason::Abort)));
             let updates = drain(&mut engine);
             let others: Vec<_> = updates.iter().filter_map(|update| update.finish).collect();
-            assert_eq!(others, [FinishReason::Abort; 2], "after {turns} turns");
+            assert_eq!(others, [FinishReason::Abort; 2], "after {steps} steps");
             assert_eq!(engine.stats().kv.held, 0);
         }
     }

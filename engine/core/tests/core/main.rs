@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 
 mod beams;
+mod deferred;
 mod policies;
-mod promises;
-mod put_off;
 mod random_life;
+mod retry_after;
 mod scheduling;
 mod sim;
 mod speculation;

@@ -1,7 +1,7 @@
 //! Who goes first, how much a step takes, and what is shared with whom.
 
-use crate::support::{CONFIG, GEOMETRY, TestEngine, VOCABULARY, With, alone, drain, engine, request, text, turn};
-use windlass_engine_core::engine::{Engine, EngineConfig, Gap, Policy, QueueLimits};
+use crate::support::{CONFIG, GEOMETRY, TestEngine, VOCABULARY, With, alone, drain, engine, request, step, text};
+use windlass_engine_core::engine::{Engine, EngineConfig, InterTokenLimit, Policy, QueueLimits};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{RejectReason, Request, RequestId};
 use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
@@ -48,9 +48,9 @@ fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold()
         let mut engine = engine(ONE, with(PRIORITY));
         let first = request(1, 4).max(20);
         add(&mut engine, first.clone());
-        let mut updates: Vec<_> = (0..5).flat_map(|_| turn(&mut engine, 0.0).updates).collect();
+        let mut updates: Vec<_> = (0..5).flat_map(|_| step(&mut engine, 0.0).updates).collect();
         add(&mut engine, request(2, 4).priority(priority));
-        updates.extend(turn(&mut engine, 0.0).updates);
+        updates.extend(step(&mut engine, 0.0).updates);
         assert_eq!(engine.stats().preemptions, preemptions, "{priority}, at once");
         updates.extend(drain(&mut engine));
         assert_eq!((order_of_ends(&updates), engine.stats().preemptions), (order, preemptions), "{priority}");
@@ -62,7 +62,7 @@ fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold()
 fn who_waits_for_its_last_token_makes_no_way() {
     let mut engine = engine(ONE, with(PRIORITY));
     add(&mut engine, request(1, 4).max(2));
-    (0..2).for_each(|_| drop(turn(&mut engine, 0.0)));
+    (0..2).for_each(|_| drop(step(&mut engine, 0.0)));
     add(&mut engine, request(2, 4).priority(-9));
     assert_eq!(order_of_ends(&drain(&mut engine)), [1, 2]);
     assert_eq!(engine.stats().preemptions, 0);
@@ -98,7 +98,7 @@ fn as_many_make_way_as_blocks_are_needed() {
         // Three blocks each, in the next steps; where the first begins with all of the urgent one's, five.
         add(&mut engine, begun(3, running_tokens, 9usize.saturating_sub(running_tokens).max(1)));
         (4..6).for_each(|id| add(&mut engine, request(id, 9)));
-        (0..2).for_each(|_| drop(turn(&mut engine, 0.0)));
+        (0..2).for_each(|_| drop(step(&mut engine, 0.0)));
         add(&mut engine, urgent.clone());
         drain(&mut engine);
         assert_eq!(engine.stats().preemptions, preemptions, "{blocks} {idle_tokens} {running_tokens}");
@@ -124,7 +124,7 @@ fn debts_are_forgotten_once_nobody_waits_or_runs() {
     drain(&mut engine);
     add(&mut engine, request(2, 4).tenant(1));
     add(&mut engine, request(3, 4).tenant(2));
-    assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3], "more than two turns are worth");
+    assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3], "more than two quanta");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn longest_prefix_first() -> TestEngine {
 fn drain_at(engine: &mut TestEngine, now: f64) -> Vec<RequestUpdate> {
     let mut updates = Vec::new();
     while !engine.is_idle() {
-        updates.extend(turn(engine, now).updates);
+        updates.extend(step(engine, now).updates);
     }
     updates
 }
@@ -197,28 +197,28 @@ fn prefill_is_cut_so_that_decodes_keep_their_target() {
     // A step takes 3.9 ms and 20 µs for each prompt token: 8 ms are some 200 tokens.
     let target = 0.008;
     let slowest = |gap| {
-        let mut engine = engine(WIDE, EngineConfig { gap, ..CONFIG });
+        let mut engine = engine(WIDE, EngineConfig { inter_token_limit: gap, ..CONFIG });
         add(&mut engine, request(1, 100).max(300));
-        (0..20).for_each(|_| drop(turn(&mut engine, 0.0)));
+        (0..20).for_each(|_| drop(step(&mut engine, 0.0)));
         add(&mut engine, request(2, 500).max(1));
-        (0..20).for_each(|_| drop(turn(&mut engine, 0.0)));
+        (0..20).for_each(|_| drop(step(&mut engine, 0.0)));
         // It has seen what prompts cost.
         add(&mut engine, request(3, 3000).max(1));
-        let steps: Vec<_> = (0..60).filter_map(|_| turn(&mut engine, 0.0).step).collect();
+        let steps: Vec<_> = (0..60).filter_map(|_| step(&mut engine, 0.0).step).collect();
         assert!(steps.iter().map(|step| step.prefill_tokens).sum::<u32>() >= 3000, "the prompt was computed");
         steps.iter().map(|step| step.busy_seconds).fold(0.0, f64::max)
     };
-    assert!(slowest(Gap::Any) > 2.0 * target, "without a target chunks are large");
-    let slowest = slowest(Gap::Seconds(target));
+    assert!(slowest(InterTokenLimit::Unlimited) > 2.0 * target, "without a target chunks are large");
+    let slowest = slowest(InterTokenLimit::Seconds(target));
     assert!((0.7 * target..1.15 * target).contains(&slowest), "{slowest}");
 }
 
 #[test]
 fn a_target_that_cannot_be_held_still_lets_prompts_through() {
-    let config = EngineConfig { gap: Gap::Seconds(1e-9), ..CONFIG };
+    let config = EngineConfig { inter_token_limit: InterTokenLimit::Seconds(1e-9), ..CONFIG };
     let mut engine = engine(WIDE, config);
     add(&mut engine, request(1, 100).max(300));
-    (0..20).for_each(|_| drop(turn(&mut engine, 0.0)));
+    (0..20).for_each(|_| drop(step(&mut engine, 0.0)));
     add(&mut engine, request(2, 200).max(1));
     assert_eq!(order_of_ends(&drain(&mut engine)), [2, 1]);
 }
@@ -254,9 +254,9 @@ fn predictions_come_true() {
     add(&mut engine, request(20, 1).max(5));
     let mut busy = 0.0;
     loop {
-        let turn = turn(&mut engine, 0.0);
-        busy += turn.step.map_or(0.0, |step| step.busy_seconds);
-        if turn.updates.iter().any(|update| update.request.0 == 20) {
+        let outputs = step(&mut engine, 0.0);
+        busy += outputs.step.map_or(0.0, |step| step.busy_seconds);
+        if outputs.updates.iter().any(|update| update.request.0 == 20) {
             break;
         }
     }
@@ -284,7 +284,7 @@ fn what_nobody_used_for_its_time_is_forgotten() {
         engine.add(Request { id: RequestId(now as u64), ..request(1, 40) }, now).unwrap();
         let mut updates = Vec::new();
         while !engine.is_idle() {
-            updates.extend(turn(&mut engine, now).updates);
+            updates.extend(step(&mut engine, now).updates);
         }
         updates[0].cached_tokens
     };
@@ -293,17 +293,17 @@ fn what_nobody_used_for_its_time_is_forgotten() {
 }
 
 /// Seconds between the tokens of sequences that decode while long prompts come and go, in order, and what a step of theirs takes.
-fn gaps(step_time: StepTime, gap: Gap) -> (Vec<f64>, f64) {
+fn gaps(step_time: StepTime, gap: InterTokenLimit) -> (Vec<f64>, f64) {
     let geometry = Geometry { max_step_tokens: 2048, max_step_rows: 8, max_step_logits: 8, ..WIDE };
     let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced);
-    let mut engine = Engine::new(sim, EngineConfig { gap, ..CONFIG });
+    let mut engine = Engine::new(sim, EngineConfig { inter_token_limit: gap, ..CONFIG });
     (1..5).for_each(|id| engine.add(request(id, 60).max(900), 0.0).expect("an admissible request"));
     let (mut gaps, mut alone) = (Vec::new(), f64::INFINITY);
     for step in 0..800 {
         if step % 100 == 60 {
             engine.add(request(100 + step, 1500).max(2), 0.0).expect("an admissible request");
         }
-        let Some(stats) = engine.turn(0.0).expect("the simulator does not fail").step else { continue };
+        let Some(stats) = engine.step(0.0).expect("the simulator does not fail").step else { continue };
         if stats.decode_tokens == 4 {
             gaps.push(stats.busy_seconds);
             alone = if stats.prefill_tokens == 0 { alone.min(stats.busy_seconds) } else { alone };
@@ -317,7 +317,10 @@ fn gaps(step_time: StepTime, gap: Gap) -> (Vec<f64>, f64) {
 fn by_default_long_prompts_leave_others_gaps_of_a_few_steps() {
     for step_time in [StepTime::SMALL_CPU, StepTime::LARGE_GPU] {
         let share = |(gaps, alone): (Vec<f64>, f64)| [99, 100].map(|of| gaps[(gaps.len() - 1) * of / 100] / alone);
-        let ([cut, longest], [_, whole]) = (share(gaps(step_time, Gap::Times(3.0))), share(gaps(step_time, Gap::Any)));
+        let ([cut, longest], [_, whole]) = (
+            share(gaps(step_time, InterTokenLimit::StepMultiple(3.0))),
+            share(gaps(step_time, InterTokenLimit::Unlimited)),
+        );
         println!(
             "p99 of gaps over a step without prompts: {cut:.2}, at most {longest:.2}; with whole steps at most {whole:.1}"
         );

@@ -6,14 +6,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::support::{CONFIG, GEOMETRY, Oracle, PUT_OFF, Reluctant, TestEngine, WORDS, staged, updates_alone_reading};
+use crate::support::{CONFIG, DEFERRED, GEOMETRY, Oracle, Reluctant, TestEngine, WORDS, staged, updates_alone_reading};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use windlass_engine_core::constraint::Constraint;
-use windlass_engine_core::engine::{EngineConfig, Gap, Policy};
+use windlass_engine_core::engine::{EngineConfig, InterTokenLimit, Policy};
 use windlass_engine_core::executor::{Executor, Geometry, KvGroups};
-use windlass_engine_core::plan::Move;
+use windlass_engine_core::plan::BlockMove;
 use windlass_engine_core::request::{
     CacheScope, FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId,
 };
@@ -27,7 +27,7 @@ enum Event {
     Finish(usize, FinishReason),
     /// Makes the next result of the nth live request a failure.
     Poison(usize),
-    Turn,
+    Step,
 }
 
 /// A request without its id.
@@ -100,7 +100,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         4 => wishes().prop_map(Event::Add),
         1 => (0..20usize, reason).prop_map(|(nth, reason)| Event::Finish(nth, reason)),
         1 => (0..40usize).prop_map(Event::Poison),
-        16 => Just(Event::Turn),
+        16 => Just(Event::Step),
     ];
     vec(event, 1..150)
 }
@@ -138,18 +138,22 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         1 => Just(Policy::Fair),
         1 => Just(Policy::LongestPrefix),
     ];
-    let gap = prop_oneof![Just(Gap::Any), Just(Gap::Seconds(0.004)), Just(Gap::Times(3.0))];
+    let gap = prop_oneof![
+        Just(InterTokenLimit::Unlimited),
+        Just(InterTokenLimit::Seconds(0.004)),
+        Just(InterTokenLimit::StepMultiple(3.0))
+    ];
     let ttl = prop_oneof![3 => Just(None), 1 => Just(Some(5.0))];
     (any::<bool>(), policy, gap, ttl).prop_map(|(enable_prefix_cache, policy, gap, ttl)| EngineConfig {
         enable_prefix_cache,
         policy,
-        gap,
+        inter_token_limit: gap,
         prefix_cache_ttl_seconds: ttl,
         ..CONFIG
     })
 }
 
-/// Who guesses, if anybody: how often it errs, whether it branches and whether it is free.
+/// Who draft tokens, if anybody: how often it errs, whether it branches and whether it is free.
 fn oracles() -> impl Strategy<Value = Option<(u64, bool, bool)>> {
     prop::option::of((0..5u64, any::<bool>(), any::<bool>()))
 }
@@ -161,7 +165,7 @@ fn oracle((errs_one_in, branches, free): (u64, bool, bool)) -> Oracle {
 /// What the runs met, all together: a property that never met a preemption would prove little.
 #[derive(Debug, Default)]
 struct Met {
-    turns: u64,
+    steps: u64,
     ended: HashMap<FinishReason, u64>,
     preemptions: u64,
     prefix_hits: u64,
@@ -169,7 +173,7 @@ struct Met {
     most_waiting: u32,
     copies: u64,
     returns: u64,
-    guesses: u64,
+    drafts: u64,
     accepted: u64,
     /// Steps that were submitted to several stages while others were computed.
     overlaps: u64,
@@ -215,7 +219,7 @@ impl World {
             Event::Add(wish) => self.add(wish),
             Event::Finish(nth, reason) => self.finish(*nth, *reason),
             Event::Poison(nth) => self.poison(*nth),
-            Event::Turn => self.turn(),
+            Event::Step => self.step(),
         }
         self.engine.audit().unwrap();
         let stats = self.engine.stats();
@@ -227,7 +231,7 @@ impl World {
 
     fn add(&mut self, wish: &Wish) {
         let request = wish.request(RequestId(self.requests.len() as u64), self.requests.last());
-        match self.engine.add(request.clone(), self.met.turns as f64) {
+        match self.engine.add(request.clone(), self.met.steps as f64) {
             Ok(()) => {
                 if let Some(oracle) = &self.oracle {
                     let answer = crate::support::text(&self.alone(&request), request.id.0).0;
@@ -255,18 +259,19 @@ impl World {
         self.engine.executor().poison(id);
     }
 
-    fn turn(&mut self) {
-        self.met.turns += 1;
+    fn step(&mut self) {
+        self.met.steps += 1;
         let (submitted, stages) = (self.engine.executor().submitted(), self.engine.executor().stages());
         let in_flight = self.engine.executor().in_flight();
-        let turn = crate::support::turn(&mut self.engine, self.met.turns as f64);
+        let outputs = crate::support::step(&mut self.engine, self.met.steps as f64);
         if self.engine.executor().submitted() > submitted {
             self.met.overlaps += u64::from(stages > 1 && in_flight > 0);
             let plan = self.engine.executor().last_plan();
-            self.met.copies += plan.moves.iter().filter(|moved| matches!(moved, Move::Copy { .. })).count() as u64;
-            self.met.returns += plan.moves.iter().filter(|moved| matches!(moved, Move::In { .. })).count() as u64;
+            self.met.copies += plan.moves.iter().filter(|moved| matches!(moved, BlockMove::Copy { .. })).count() as u64;
+            self.met.returns +=
+                plan.moves.iter().filter(|moved| matches!(moved, BlockMove::SwapIn { .. })).count() as u64;
         }
-        turn.updates.into_iter().for_each(|update| self.see(update));
+        outputs.updates.into_iter().for_each(|update| self.see(update));
     }
 
     fn see(&mut self, update: RequestUpdate) {
@@ -288,7 +293,7 @@ impl World {
             if self.engine.is_idle() {
                 return;
             }
-            self.happen(&Event::Turn);
+            self.happen(&Event::Step);
         }
         panic!("no rest: {:?}", self.engine.stats());
     }
@@ -331,8 +336,8 @@ fn live_through(executor: (Geometry, usize), config: EngineConfig, oracle: Optio
     let stats = world.engine.stats();
     assert_eq!((stats.kv.held, stats.queued_prompt_tokens, stats.remaining_tokens), (0, 0, 0));
     assert!(world.oracle.is_none_or(|oracle| oracle.remembered() == 0));
-    let DraftStats { tokens: guesses, accepted, .. } = stats.drafts;
-    Met { preemptions: stats.preemptions, prefix_hits: stats.prefix_hit_tokens, guesses, accepted, ..world.met }
+    let DraftStats { tokens: drafts, accepted, .. } = stats.drafts;
+    Met { preemptions: stats.preemptions, prefix_hits: stats.prefix_hit_tokens, drafts, accepted, ..world.met }
 }
 
 #[test]
@@ -348,23 +353,23 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
     let met = met.into_inner();
     println!("{met:?}");
-    assert!(met.turns > 10_000 && met.preemptions > 100 && met.prefix_hits > 1000, "{met:?}");
+    assert!(met.steps > 10_000 && met.preemptions > 100 && met.prefix_hits > 1000, "{met:?}");
     assert!(met.never_fits > 10 && met.most_waiting > 10 && met.ended.values().all(|count| *count > 100), "{met:?}");
     assert!(met.ended.len() == 4 && met.copies > 100 && met.returns > 200, "{met:?}");
     assert!(met.overlaps > 1000, "{met:?}");
-    assert!(PUT_OFF.load(Ordering::Relaxed) > 1000);
-    assert!(met.accepted > 1000 && met.guesses > met.accepted + 1000, "{met:?}");
+    assert!(DEFERRED.load(Ordering::Relaxed) > 1000);
+    assert!(met.accepted > 1000 && met.drafts > met.accepted + 1000, "{met:?}");
 }
 
 impl Met {
     fn add(&mut self, other: Met) {
-        self.turns += other.turns;
+        self.steps += other.steps;
         self.preemptions += other.preemptions;
         self.prefix_hits += other.prefix_hits;
         self.never_fits += other.never_fits;
         self.copies += other.copies;
         self.returns += other.returns;
-        self.guesses += other.guesses;
+        self.drafts += other.drafts;
         self.accepted += other.accepted;
         self.overlaps += other.overlaps;
         self.most_waiting = self.most_waiting.max(other.most_waiting);

@@ -1,9 +1,9 @@
 //! What the scheduler decides, case by case.
 
-use crate::support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, logprobs, request, text, turn};
+use crate::support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, logprobs, request, step, text};
 use windlass_engine_core::engine::{EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{InputToken, Move, PlanRow, SequenceFailure};
+use windlass_engine_core::plan::{BlockMove, InputToken, PlanRow, SequenceFailure};
 use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -22,7 +22,7 @@ fn add(engine: &mut TestEngine, request: Request) {
 
 /// The plan that the next turn submits, as (request, first position, tokens) by row.
 fn next_plan(engine: &mut TestEngine) -> Vec<(u64, u32, usize)> {
-    turn(engine, 0.0);
+    step(engine, 0.0);
     let rows = &engine.executor().last_plan().rows;
     rows.iter().map(|row| (row.request.0, row.first_position, row.tokens.len())).collect()
 }
@@ -32,7 +32,7 @@ fn until_preempted(engine: &mut TestEngine) -> Vec<RequestUpdate> {
     let mut updates = Vec::new();
     while engine.stats().preemptions == 0 {
         assert!(!engine.is_idle(), "nothing was preempted");
-        updates.extend(turn(engine, 0.0).updates);
+        updates.extend(step(engine, 0.0).updates);
     }
     updates
 }
@@ -58,9 +58,9 @@ fn a_step_takes_decodes_first_then_chunks_then_new_requests_within_its_tokens() 
 fn only_the_chunk_that_ends_the_prompt_samples() {
     let mut engine = engine(Geometry { max_step_tokens: 4, ..GEOMETRY }, CONFIG);
     add(&mut engine, request(1, 8));
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     assert!(last_row(&engine).sample.is_none());
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     assert!(last_row(&engine).sample.is_some());
 }
 
@@ -68,8 +68,8 @@ fn only_the_chunk_that_ends_the_prompt_samples() {
 fn the_next_step_is_submitted_before_the_last_one_is_collected() {
     let mut engine = engine(GEOMETRY, CONFIG);
     add(&mut engine, request(1, 3));
-    assert_eq!(turn(&mut engine, 0.0).step, None);
-    let second = turn(&mut engine, 0.0);
+    assert_eq!(step(&mut engine, 0.0).step, None);
+    let second = step(&mut engine, 0.0);
     assert!(matches!(last_row(&engine).tokens[..], [InputToken::SampledBy { row: 0, .. }]));
     assert_eq!(second.updates.len(), 1, "the first step was collected behind the second");
 }
@@ -81,7 +81,7 @@ fn nothing_is_computed_beyond_max_tokens() {
         add(&mut engine, request(1, 3).max(max_tokens));
         let mut computed = 0;
         while !engine.is_idle() {
-            computed += turn(&mut engine, 0.0).step.map_or(0, |step| step.tokens());
+            computed += step(&mut engine, 0.0).step.map_or(0, |step| step.tokens());
         }
         assert_eq!(computed, 3 + max_tokens - 1);
     }
@@ -91,9 +91,9 @@ fn nothing_is_computed_beyond_max_tokens() {
 fn a_step_counts_prompt_tokens_and_generated_ones() {
     let mut engine = engine(GEOMETRY, CONFIG);
     add(&mut engine, request(1, 3).max(3));
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     add(&mut engine, request(2, 1).max(1));
-    let steps: Vec<_> = (0..3).filter_map(|_| turn(&mut engine, 0.0).step).collect();
+    let steps: Vec<_> = (0..3).filter_map(|_| step(&mut engine, 0.0).step).collect();
     let counts = steps.iter().map(|step| (step.rows, step.prefill_tokens, step.decode_tokens));
     assert_eq!(counts.collect::<Vec<_>>(), [(1, 3, 0), (2, 1, 1), (1, 0, 1)]);
     assert!(steps.iter().all(|step| step.busy_seconds > 0.0));
@@ -209,7 +209,7 @@ fn the_queue_is_bounded_by_requests_beyond_the_free_places() {
     (1..=3).for_each(|id| add(&mut engine, request(id, 5)));
     let full = RejectReason::QueueFull { waiting: 3, queued_tokens: 15 };
     assert_eq!(engine.add(request(4, 5), 0.0), Err(full));
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     assert_eq!(engine.add(request(4, 5), 0.0), Err(RejectReason::QueueFull { waiting: 1, queued_tokens: 5 }));
     drain(&mut engine);
     add(&mut engine, request(4, 5));
@@ -220,7 +220,7 @@ fn the_queue_is_bounded_by_prompt_tokens_and_a_lone_long_prompt_may_wait() {
     let mut engine = engine(GEOMETRY, queue(100, 10));
     add(&mut engine, request(1, 50));
     assert_eq!(engine.add(request(2, 1), 0.0), Err(RejectReason::QueueFull { waiting: 1, queued_tokens: 50 }));
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     (2..=3).for_each(|id| add(&mut engine, request(id, 5)));
     assert_eq!(engine.add(request(4, 1), 0.0), Err(RejectReason::QueueFull { waiting: 2, queued_tokens: 10 }));
 }
@@ -262,7 +262,7 @@ fn generated_tokens_are_found_by_the_next_turn_of_a_conversation() {
 fn blocks_are_shared_only_once_they_are_computed() {
     let mut engine = engine(GEOMETRY, CACHING);
     (1..=2).for_each(|id| add(&mut engine, request(id, 0).prompt(0..9)));
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     add(&mut engine, request(3, 0).prompt(0..9));
     let updates = drain(&mut engine);
     let cached =
@@ -314,7 +314,7 @@ fn stop_tokens_are_banned_before_min_tokens_and_only_then() {
     let mut banned = Vec::new();
     let mut updates = Vec::new();
     while !engine.is_idle() {
-        updates.extend(turn(&mut engine, 0.0).updates);
+        updates.extend(step(&mut engine, 0.0).updates);
         banned.push(last_row(&engine).sample.as_ref().unwrap().banned.len());
     }
     assert_eq!(banned[..4], [12, 12, 12, 0]);
@@ -327,8 +327,8 @@ fn stop_tokens_are_banned_before_min_tokens_and_only_then() {
 fn a_request_can_be_ended_from_outside_in_every_state() {
     let mut engine = engine(Geometry { max_step_rows: 2, ..GEOMETRY }, CONFIG);
     (1..=3).for_each(|id| add(&mut engine, request(id, 8).max(20)));
-    turn(&mut engine, 7.0);
-    turn(&mut engine, 8.0);
+    step(&mut engine, 7.0);
+    step(&mut engine, 8.0);
     let waiting = engine.finish(RequestId(3), FinishReason::Abort).unwrap();
     assert_eq!((waiting.finish, waiting.first_scheduled_seconds), (Some(FinishReason::Abort), None));
     let running = engine.finish(RequestId(1), FinishReason::Stop).unwrap();
@@ -352,13 +352,13 @@ fn a_preempted_request_can_be_ended() {
 fn blocks_of_an_ended_request_return_after_the_steps_that_name_them() {
     let mut engine = engine(GEOMETRY, CONFIG);
     add(&mut engine, request(1, 8).max(20));
-    turn(&mut engine, 0.0);
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     engine.finish(RequestId(1), FinishReason::Abort);
     let stats = engine.stats();
     assert_eq!((stats.running, stats.kv.held, stats.kv.leaked), (0, 3, 0), "a step is in flight");
     assert!(!engine.is_idle());
-    assert_eq!(turn(&mut engine, 0.0).updates, []);
+    assert_eq!(step(&mut engine, 0.0).updates, []);
     assert_eq!(engine.stats().kv.held, 0);
     assert!(engine.is_idle());
 }
@@ -382,8 +382,8 @@ fn the_state_in_numbers() {
     for id in 1..=4 {
         engine.add(request(id, 8).max(10), id as f64).unwrap();
     }
-    turn(&mut engine, 5.0);
-    let updates = turn(&mut engine, 6.0).updates;
+    step(&mut engine, 5.0);
+    let updates = step(&mut engine, 6.0).updates;
     assert_eq!((updates[1].arrival_seconds, updates[1].first_scheduled_seconds), (2.0, Some(5.0)));
     let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.queued_prompt_tokens), (2, 2, 16));
@@ -403,7 +403,7 @@ fn a_live_id_cannot_be_added_again() {
 fn an_id_can_be_used_again_while_the_old_ones_rows_are_in_flight() {
     let mut engine = engine(GEOMETRY, CONFIG);
     add(&mut engine, request(1, 8).max(20));
-    turn(&mut engine, 0.0);
+    step(&mut engine, 0.0);
     engine.finish(RequestId(1), FinishReason::Abort);
     let again = request(1, 0).prompt(50..55);
     add(&mut engine, again.clone());
@@ -422,7 +422,7 @@ fn a_fork_shares_full_blocks_copies_the_begun_one_and_computes_one_token() {
     let plan = engine.executor().last_plan();
     let [leader_row, fork_row] = &plan.rows[..] else { panic!("{plan:?}") };
     assert_eq!(fork_row.blocks[..2], leader_row.blocks[..2]);
-    assert_eq!(plan.moves, [Move::Copy { from: leader_row.blocks[2], to: fork_row.blocks[2] }]);
+    assert_eq!(plan.moves, [BlockMove::Copy { from: leader_row.blocks[2], to: fork_row.blocks[2] }]);
     let updates = drain(&mut engine);
     let (cached, own) = (updates.iter().find(|update| update.request.0 == 2).unwrap(), alone(&leader, 4));
     assert_eq!((cached.cached_tokens, text(&updates, 2)), (9, own));
@@ -435,8 +435,8 @@ fn a_fork_at_the_border_of_a_block_copies_nothing() {
         let leader = request(1, prompt_tokens);
         add(&mut engine, leader.clone());
         add(&mut engine, Request { id: RequestId(2), ..leader.clone() }.fork(1));
-        turn(&mut engine, 0.0);
-        turn(&mut engine, 0.0);
+        step(&mut engine, 0.0);
+        step(&mut engine, 0.0);
         assert_eq!(engine.executor().last_plan().moves.len(), copies, "a prompt of {prompt_tokens}");
         assert_eq!(text(&drain(&mut engine), 2), alone(&leader, 4));
     }

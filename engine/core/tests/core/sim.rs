@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::{CONFIG, GEOMETRY, TestClock, VOCABULARY, With, request};
 
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket};
@@ -25,7 +25,7 @@ fn run(vocabulary: SimVocabulary, request: Request) -> (Vec<u32>, FinishReason) 
     engine.add(request, 0.0).unwrap();
     let mut tokens = Vec::new();
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             tokens.extend(update.tokens);
             if let Some(reason) = update.finish {
                 return (tokens, reason);
@@ -42,7 +42,7 @@ fn steps_run_back_to_back_for_the_modelled_time() {
     engine.add(request(1, 4).max(3), 0.0).unwrap();
     let mut ends = Vec::new();
     while !engine.is_idle() {
-        if let Some(step) = engine.turn(0.0).unwrap().step {
+        if let Some(step) = engine.step(0.0).unwrap().step {
             ends.push((clock.clone().now().as_micros(), (step.busy_seconds * 1e6).round() as u64));
         }
     }
@@ -56,7 +56,7 @@ fn an_idle_device_starts_when_it_is_asked() {
     clock.sleep_until(Duration::from_secs(1));
     engine.add(request(1, 1).max(1), 0.0).unwrap();
     while !engine.is_idle() {
-        engine.turn(0.0).unwrap();
+        engine.step(0.0).unwrap();
     }
     assert_eq!(clock.now(), Duration::from_micros(1_000_000 + 1011));
 }
@@ -83,7 +83,7 @@ fn a_stop_token_comes_once_in_so_many_draws() {
 fn ranks_halve_in_probability() {
     let mut engine = Engine::new(sim(VOCABULARY, Unpaced), CONFIG);
     engine.add(Request { logprobs: Some(3), ..request(1, 4).max(1) }, 0.0).unwrap();
-    let updates: Vec<_> = (0..2).flat_map(|_| engine.turn(0.0).unwrap().updates).collect();
+    let updates: Vec<_> = (0..2).flat_map(|_| engine.step(0.0).unwrap().updates).collect();
     let top = &updates[0].logprobs[0].top;
     let told: Vec<_> = top.iter().map(|of| (of.rank, of.logprob.exp())).collect();
     let near = |probability: f32, expected: f32| (probability - expected).abs() < 1e-6;
@@ -131,7 +131,7 @@ fn only_allowed_tokens_are_drawn_even_where_no_word_is_among_them() {
 struct Counting;
 
 impl Constraint for Counting {
-    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         let right = generated.iter().zip(50..).all(|(token, expected)| *token == expected);
         let mut set = TokenSet::default();
         set.insert(50 + generated.len() as u32);
@@ -177,14 +177,14 @@ fn results_that_do_not_fit_the_plan_are_the_executors_failure() {
         (4, vec![]),
         (4, vec![RowOutput::Computed]),
         (4, vec![RowOutput::Sampled(1), RowOutput::Sampled(1)]),
-        // There was no guess to verify, and nothing to sample behind the first part of a long prompt.
+        // There was no draft token to verify, and nothing to sample behind the first part of a long prompt.
         (4, vec![RowOutput::Verified(vec![1])]),
         (40, vec![RowOutput::Sampled(1)]),
     ];
     for (prompt_tokens, rows) in wrong {
         let mut engine = Engine::new(Liar(rows.clone()), CONFIG);
         engine.add(request(1, prompt_tokens).max(1), 0.0).unwrap();
-        let outcome = (0..2).map(|_| engine.turn(0.0)).find(|outcome| outcome.is_err());
+        let outcome = (0..2).map(|_| engine.step(0.0)).find(|outcome| outcome.is_err());
         assert!(outcome.is_some(), "{rows:?}");
     }
 }

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::{
-    Auditor, CONFIG, GEOMETRY, Oracle, TestEngine, VOCABULARY, With, alone, drain, engine, request, text, turn,
+    Auditor, CONFIG, GEOMETRY, Oracle, TestEngine, VOCABULARY, With, alone, drain, engine, request, step, text,
 };
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
-use windlass_engine_core::draft::{Ask, DraftTree, PromptLookup, Proposer, SuffixAutomaton};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
+use windlass_engine_core::draft::{DraftRequest, DraftTree, PromptLookup, Proposer, SuffixAutomaton};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::SequenceFailure;
@@ -18,19 +18,19 @@ use windlass_engine_core::update::DraftStats;
 
 const WIDE: Geometry = Geometry { blocks: 1200, max_sequence_tokens: 600, max_step_logits: 32, ..GEOMETRY };
 
-/// A device on which guesses cost little beside a step.
-const CHEAP_GUESSES: StepTime =
+/// A device on which draft tokens cost little beside a step.
+const CHEAP_DRAFTS: StepTime =
     StepTime { base_us: 4000.0, prefill_token_us: 20.0, decode_row_us: 10.0, context_token_us: 0.0 };
-/// One on which a guess costs what a token does.
-const DEAR_GUESSES: StepTime =
+/// One on which a draft token costs what a token does.
+const COSTLY_DRAFTS: StepTime =
     StepTime { base_us: 0.0, prefill_token_us: 1000.0, decode_row_us: 1000.0, context_token_us: 0.0 };
 
-fn guessing(geometry: Geometry, step_time: StepTime, proposer: impl Proposer + 'static, most: u32) -> TestEngine {
+fn drafting(geometry: Geometry, step_time: StepTime, proposer: impl Proposer + 'static, most: u32) -> TestEngine {
     let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced);
     Engine::new(Auditor::new(sim), CONFIG).with_proposer(Box::new(proposer), most)
 }
 
-/// The text of a request alone in a large engine without guesses.
+/// The text of a request alone in a large engine without draft tokens.
 fn whole(request: &Request) -> (Vec<u32>, Option<FinishReason>) {
     let mut plain = engine(WIDE, CONFIG);
     plain.add(request.clone(), 0.0).unwrap();
@@ -45,27 +45,27 @@ fn oracle(requests: &[Request], errs_one_in: u64) -> Oracle {
     oracle
 }
 
-/// Seconds that so many sequences take for 300 tokens each, and what became of the guesses.
+/// Seconds that so many sequences take for 300 tokens each, and what became of the draft tokens.
 fn measure(step_time: StepTime, errs_one_in: u64, sequences: u64) -> (f64, DraftStats) {
     let requests: Vec<Request> = (0..sequences).map(|id| request(id, 5).max(300)).collect();
-    let mut engine = guessing(WIDE, step_time, oracle(&requests, errs_one_in), 8);
+    let mut engine = drafting(WIDE, step_time, oracle(&requests, errs_one_in), 8);
     requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
     let mut seconds = 0.0;
     while !engine.is_idle() {
-        seconds += turn(&mut engine, 0.0).step.map_or(0.0, |step| step.busy_seconds);
+        seconds += step(&mut engine, 0.0).step.map_or(0.0, |step| step.busy_seconds);
     }
     (seconds, engine.stats().drafts)
 }
 
 #[test]
-fn guesses_change_no_token_and_save_steps_where_they_hold() {
+fn drafts_change_no_token_and_save_steps_where_they_hold() {
     let requests: Vec<Request> = (0..4).map(|id| request(id, 5 + id as usize).max(100)).collect();
     for errs_one_in in [0, 1, 3] {
-        let mut engine = guessing(WIDE, CHEAP_GUESSES, oracle(&requests, errs_one_in), 5);
+        let mut engine = drafting(WIDE, CHEAP_DRAFTS, oracle(&requests, errs_one_in), 5);
         requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
         let updates = drain(&mut engine);
         for request in &requests {
-            assert_eq!(text(&updates, request.id.0), whole(request), "one wrong guess in {errs_one_in}");
+            assert_eq!(text(&updates, request.id.0), whole(request), "one wrong draft in {errs_one_in}");
         }
         let most = updates.iter().map(|update| update.tokens.len()).max().unwrap();
         assert_eq!(most > 1, errs_one_in != 1, "updates of {most} tokens");
@@ -73,32 +73,32 @@ fn guesses_change_no_token_and_save_steps_where_they_hold() {
 }
 
 #[test]
-fn guessing_goes_as_far_as_it_pays_and_no_further() {
-    let (plain, wrong) = measure(CHEAP_GUESSES, 1, 1);
+fn drafting_goes_as_far_as_it_pays_and_no_further() {
+    let (plain, wrong) = measure(CHEAP_DRAFTS, 1, 1);
     assert!(wrong.tokens < 40 && wrong.accepted == 0, "where nothing holds: {wrong:?}");
-    let (seconds, right) = measure(CHEAP_GUESSES, 0, 1);
-    assert!(seconds < 0.25 * plain, "{seconds} s with right guesses, {plain} s with wrong ones");
+    let (seconds, right) = measure(CHEAP_DRAFTS, 0, 1);
+    assert!(seconds < 0.25 * plain, "{seconds} s with right draft tokens, {plain} s with wrong ones");
     assert!(right.accepted == right.tokens && right.accepted_by_position[7] > 10, "{right:?}");
     assert_eq!(right.accepted_by_position.iter().sum::<u64>(), right.accepted);
-    let (_, dear) = measure(DEAR_GUESSES, 3, 4);
-    assert!(dear.tokens < 120, "where a guess costs what a token does: {dear:?}");
+    let (_, dear) = measure(COSTLY_DRAFTS, 3, 4);
+    assert!(dear.tokens < 120, "where a draft costs what a token does: {dear:?}");
 }
 
 #[test]
-fn a_batch_that_fills_the_device_guesses_less() {
-    const FULL: StepTime = StepTime { prefill_token_us: 700.0, ..CHEAP_GUESSES };
-    let guesses = |sequences| measure(FULL, 4, sequences).1.tokens as f64 / sequences as f64;
-    let (alone, together) = (guesses(1), guesses(8));
-    assert!(together < 0.5 * alone, "{alone} guesses a sequence alone, {together} of eight");
+fn a_batch_that_fills_the_device_drafts_less() {
+    const FULL: StepTime = StepTime { prefill_token_us: 700.0, ..CHEAP_DRAFTS };
+    let drafts = |sequences| measure(FULL, 4, sequences).1.tokens as f64 / sequences as f64;
+    let (alone, together) = (drafts(1), drafts(8));
+    assert!(together < 0.5 * alone, "{alone} draft tokens a sequence alone, {together} of eight");
 }
 
 #[test]
-fn a_stop_token_among_the_guesses_ends_the_text_at_it() {
+fn a_stop_token_among_the_drafts_ends_the_text_at_it() {
     let longer = request(1, 5).max(60);
     let asked = Request { logprobs: Some(1), ..longer.clone().stop(&[3]) };
     let (expected, reason) = whole(&asked);
     assert_eq!(reason, Some(FinishReason::Stop));
-    let mut engine = guessing(WIDE, CHEAP_GUESSES, oracle(&[longer], 0), 8);
+    let mut engine = drafting(WIDE, CHEAP_DRAFTS, oracle(&[longer], 0), 8);
     engine.add(asked, 0.0).unwrap();
     let updates = drain(&mut engine);
     assert_eq!(text(&updates, 1), (expected.clone(), reason));
@@ -107,24 +107,24 @@ fn a_stop_token_among_the_guesses_ends_the_text_at_it() {
 }
 
 #[test]
-fn before_min_tokens_no_guess_lets_a_stop_token_through() {
+fn before_min_tokens_no_draft_lets_a_stop_token_through() {
     let asked = request(2, 5).max(60).min(30).stop(&[1, 2, 3]);
     let expected = whole(&asked);
     assert!(expected.0.len() > 30);
-    let mut engine = guessing(WIDE, CHEAP_GUESSES, oracle(std::slice::from_ref(&asked), 0), 8);
+    let mut engine = drafting(WIDE, CHEAP_DRAFTS, oracle(std::slice::from_ref(&asked), 0), 8);
     engine.add(asked, 0.0).unwrap();
     assert_eq!(text(&drain(&mut engine), 2), expected);
     assert!(engine.stats().drafts.accepted > 10);
 }
 
-/// Guesses nothing, at a cost, and notes how many tokens a sequence has when it is asked about it.
+/// Draft tokens nothing, at a cost, and notes how many tokens a sequence has when it is asked about it.
 #[derive(Clone, Debug, Default)]
 struct Noting(Arc<Mutex<Vec<usize>>>);
 
 impl Proposer for Noting {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
-        self.0.lock().unwrap().extend(asks.iter().map(|ask| ask.tokens.len()));
-        vec![DraftTree::default(); asks.len()]
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
+        self.0.lock().unwrap().extend(requests.iter().map(|request| request.tokens.len()));
+        vec![DraftTree::default(); requests.len()]
     }
 
     fn is_free(&self) -> bool {
@@ -135,9 +135,9 @@ impl Proposer for Noting {
 }
 
 #[test]
-fn costly_guesses_are_not_made_while_a_prompt_is_computed() {
+fn costly_drafts_are_not_made_while_a_prompt_is_computed() {
     let noting = Noting::default();
-    let mut engine = guessing(Geometry { max_step_tokens: 4, ..WIDE }, CHEAP_GUESSES, noting.clone(), 8);
+    let mut engine = drafting(Geometry { max_step_tokens: 4, ..WIDE }, CHEAP_DRAFTS, noting.clone(), 8);
     engine.add(request(1, 20).max(8), 0.0).unwrap();
     drain(&mut engine);
     assert_eq!(noting.0.lock().unwrap().first(), Some(&21));
@@ -148,7 +148,7 @@ fn costly_guesses_are_not_made_while_a_prompt_is_computed() {
 struct Counting;
 
 impl Constraint for Counting {
-    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         let right = generated.iter().zip(0..).all(|(token, index)| *token == index % 13);
         let mut set = TokenSet::default();
         set.insert(generated.len() as u32 % 13);
@@ -159,7 +159,7 @@ impl Constraint for Counting {
 }
 
 #[test]
-fn guesses_keep_to_a_constraint() {
+fn drafts_keep_to_a_constraint() {
     let asked = Request { constraint: Some(Arc::new(Counting)), ..request(1, 5).max(100) };
     for proposer in [Box::new(PromptLookup::new(1, 3)) as Box<dyn Proposer>, Box::new(SuffixAutomaton::new(1))] {
         let mut engine = engine(WIDE, CONFIG).with_proposer(proposer, 5);
@@ -172,67 +172,67 @@ fn guesses_keep_to_a_constraint() {
 }
 
 #[test]
-fn guesses_take_no_block_that_others_need() {
+fn drafts_take_no_block_that_others_need() {
     let requests: Vec<Request> = (0..4).map(|id| request(id, 8).max(24)).collect();
-    let mut engine = guessing(Geometry { blocks: 34, ..WIDE }, CHEAP_GUESSES, oracle(&requests, 0), 8);
+    let mut engine = drafting(Geometry { blocks: 34, ..WIDE }, CHEAP_DRAFTS, oracle(&requests, 0), 8);
     requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
     let updates = drain(&mut engine);
     assert_eq!(engine.stats().preemptions, 0, "there are eight blocks for each, and two more");
     requests.iter().for_each(|request| assert_eq!(text(&updates, request.id.0), alone(request, 4)));
 }
 
-/// Where a step has no room for all guesses, nobody's are more urgent than another's own token.
+/// Where a step has no room for all draft tokens, nobody's are more urgent than another's own token.
 #[test]
-fn guesses_leave_a_token_for_each_that_decodes() {
+fn drafts_leave_a_token_for_each_that_decodes() {
     let requests: Vec<Request> = (0..4).map(|id| request(id, 4).max(60)).collect();
-    let mut engine = guessing(Geometry { max_step_tokens: 6, ..WIDE }, CHEAP_GUESSES, oracle(&requests, 0), 8);
+    let mut engine = drafting(Geometry { max_step_tokens: 6, ..WIDE }, CHEAP_DRAFTS, oracle(&requests, 0), 8);
     requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
-    let (mut begun, mut guessed) = (HashSet::new(), 0);
+    let (mut begun, mut drafted) = (HashSet::new(), 0);
     loop {
-        let turn = turn(&mut engine, 0.0);
+        let outputs = step(&mut engine, 0.0);
         let all_decode = begun.len() == 4;
-        begun.extend(turn.updates.iter().map(|update| update.request));
-        if turn.updates.iter().any(|update| update.finish.is_some()) {
+        begun.extend(outputs.updates.iter().map(|update| update.request));
+        if outputs.updates.iter().any(|update| update.finish.is_some()) {
             break;
         }
-        for step in turn.step.iter().filter(|_| all_decode) {
+        for step in outputs.step.iter().filter(|_| all_decode) {
             assert_eq!(step.decode_tokens, 4, "{step:?}");
-            guessed += step.draft_tokens;
+            drafted += step.draft_tokens;
         }
     }
-    assert!(guessed > 0);
+    assert!(drafted > 0);
 }
 
 #[test]
-fn guesses_leave_half_of_a_step_to_prompts() {
-    let [guessed, late] = [request(1, 4).max(200), request(2, 40).max(1)];
+fn drafts_leave_half_of_a_step_to_prompts() {
+    let [drafted, late] = [request(1, 4).max(200), request(2, 40).max(1)];
     let mut engine =
-        guessing(Geometry { max_step_tokens: 8, ..WIDE }, CHEAP_GUESSES, oracle(std::slice::from_ref(&guessed), 0), 8);
-    engine.add(guessed, 0.0).unwrap();
+        drafting(Geometry { max_step_tokens: 8, ..WIDE }, CHEAP_DRAFTS, oracle(std::slice::from_ref(&drafted), 0), 8);
+    engine.add(drafted, 0.0).unwrap();
     while engine.stats().drafts.tokens < 50 {
-        turn(&mut engine, 0.0);
+        step(&mut engine, 0.0);
     }
     engine.add(late, 0.0).unwrap();
     let mut steps = 0;
     while engine.stats().waiting > 0 || engine.stats().running > 1 {
-        steps += turn(&mut engine, 0.0).step.map_or(0, |_| 1);
+        steps += step(&mut engine, 0.0).step.map_or(0, |_| 1);
     }
     assert!((6..=40 / 4 + 2).contains(&steps), "{steps} steps for 40 tokens");
 }
 
-/// What the last step computed for guesses that held is as much a prefix as the rest.
+/// What the last step computed for draft tokens that held is as much a prefix as the rest.
 #[test]
-fn texts_that_were_guessed_are_found_again_to_their_end() {
+fn texts_that_were_drafted_are_found_again_to_their_end() {
     // The last token, which is not computed, begins a block and ends one.
     for tokens in [60, 59] {
         let asked = request(1, 5).max(tokens);
-        let sim = SimExecutor::new(WIDE, CHEAP_GUESSES, VOCABULARY, Unpaced);
+        let sim = SimExecutor::new(WIDE, CHEAP_DRAFTS, VOCABULARY, Unpaced);
         let config = EngineConfig { enable_prefix_cache: true, ..CONFIG };
         let mut engine =
             Engine::new(Auditor::new(sim), config).with_proposer(Box::new(oracle(std::slice::from_ref(&asked), 0)), 8);
         engine.add(asked.clone(), 0.0).unwrap();
         let updates = drain(&mut engine);
-        assert!(updates.last().is_some_and(|last| last.tokens.len() > 1), "the last tokens were guessed");
+        assert!(updates.last().is_some_and(|last| last.tokens.len() > 1), "the last tokens were drafted");
         let known = [&asked.prompt[..], &text(&updates, 1).0].concat();
         engine.add(request(2, 0).prompt(known.iter().copied().chain([1])).max(1), 0.0).unwrap();
         // All but the last token were computed.
@@ -241,18 +241,18 @@ fn texts_that_were_guessed_are_found_again_to_their_end() {
 }
 
 #[test]
-fn costly_guesses_are_tried_again_after_a_while() {
+fn costly_drafts_are_tried_again_after_a_while() {
     let asked = request(1, 5).max(500);
     let costly = Oracle { free: false, ..oracle(std::slice::from_ref(&asked), 1) };
-    let mut engine = guessing(WIDE, CHEAP_GUESSES, costly, 4);
+    let mut engine = drafting(WIDE, CHEAP_DRAFTS, costly, 4);
     engine.add(asked, 0.0).unwrap();
     let (mut tokens, mut drafted_at) = (0, Vec::new());
     while !engine.is_idle() {
-        let turn = turn(&mut engine, 0.0);
-        if turn.step.is_some_and(|step| step.draft_tokens > 0) {
+        let outputs = step(&mut engine, 0.0);
+        if outputs.step.is_some_and(|step| step.draft_tokens > 0) {
             drafted_at.push(tokens);
         }
-        tokens += turn.updates.iter().map(|update| update.tokens.len()).sum::<usize>();
+        tokens += outputs.updates.iter().map(|update| update.tokens.len()).sum::<usize>();
     }
     let trials = drafted_at.windows(2).filter(|pair| pair[1] - pair[0] >= 100).count();
     assert!((2..=6).contains(&trials) && drafted_at.len() < 30, "{drafted_at:?}");

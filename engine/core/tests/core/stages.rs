@@ -1,10 +1,10 @@
 //! Steps in flight on an executor whose stages compute one each.
 
 use crate::support::{
-    Auditor, CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, text,
-    turn,
+    Auditor, CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, step,
+    text,
 };
-use windlass_engine_core::engine::{Engine, EngineConfig, Gap};
+use windlass_engine_core::engine::{Engine, EngineConfig, InterTokenLimit};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::InputToken;
 use windlass_engine_core::request::Request;
@@ -21,7 +21,7 @@ fn plans(engine: &mut TestEngine, count: usize) -> Vec<Vec<(u64, u32, usize)>> {
     let mut plans = Vec::new();
     while plans.len() < count {
         let submitted = engine.executor().submitted();
-        turn(engine, 0.0);
+        step(engine, 0.0);
         if engine.executor().submitted() > submitted {
             let rows = &engine.executor().last_plan().rows;
             plans.push(rows.iter().map(|row| (row.request.0, row.first_position, row.tokens.len())).collect());
@@ -67,7 +67,7 @@ fn a_prompt_that_fits_a_step_is_cut_where_that_is_worth_it() {
             engine.add(request(id, prompt_tokens).max(12), 0.0).unwrap();
             let mut most = 0;
             while !engine.is_idle() {
-                turn(&mut engine, 0.0);
+                step(&mut engine, 0.0);
                 most = most.max(engine.executor().last_plan().token_count());
             }
             longest.push(most);
@@ -89,7 +89,7 @@ fn prompts_are_cut_to_what_tokens_may_wait() {
     let step_time = StepTime { base_us: 240.0, prefill_token_us: 10.0, decode_row_us: 10.0, context_token_us: 0.0 };
     let geometry = Geometry { max_step_tokens: 1000, max_sequence_tokens: 2000, blocks: 800, ..GEOMETRY };
     let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced).with_stages(2);
-    let config = EngineConfig { gap: Gap::Seconds(400e-6), ..CONFIG };
+    let config = EngineConfig { inter_token_limit: InterTokenLimit::Seconds(400e-6), ..CONFIG };
     let mut engine = Engine::new(Auditor::new(sim), config);
     for (id, prompt_tokens) in [(0, 900), (1, 300)] {
         engine.add(request(id, prompt_tokens).max(12), 0.0).unwrap();
@@ -118,22 +118,22 @@ fn a_sequence_waits_for_its_token_and_nobody_else_does() {
 }
 
 #[test]
-fn steps_with_guesses_overlap_where_they_are_of_different_sequences() {
+fn steps_with_drafts_overlap_where_they_are_of_different_sequences() {
     let oracle = Oracle::new(0);
     let requests = [1, 2].map(|id| request(id, 4).max(20));
     for request in &requests {
         oracle.tell(request.id, [&request.prompt[..], &alone(request, 4).0].concat());
     }
     let mut engine = with(2, requests).with_proposer(Box::new(oracle), 4);
-    let mut guessed = 0;
+    let mut drafted = 0;
     while !engine.is_idle() {
         let (submitted, in_flight) = (engine.executor().submitted(), engine.executor().in_flight());
-        turn(&mut engine, 0.0);
+        step(&mut engine, 0.0);
         let plan = engine.executor().last_plan();
-        let guesses = plan.rows.iter().any(|row| row.draft().is_some());
-        guessed += usize::from(guesses && in_flight > 0 && engine.executor().submitted() > submitted);
+        let drafts = plan.rows.iter().any(|row| row.draft().is_some());
+        drafted += usize::from(drafts && in_flight > 0 && engine.executor().submitted() > submitted);
     }
-    assert!(guessed > 2, "{guessed}");
+    assert!(drafted > 2, "{drafted}");
 }
 
 /// Modelled: the same work takes as much less time as there are stages, but for what the first and the last step wait.
@@ -153,7 +153,7 @@ fn stages_work_at_the_same_time() {
             let mut engine = Engine::new(sim, CONFIG);
             requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
             while !engine.is_idle() {
-                engine.turn(0.0).unwrap();
+                engine.step(0.0).unwrap();
             }
             clock.clone().now().as_secs_f64()
         };

@@ -3,7 +3,7 @@
 use crate::support::{CONFIG, GEOMETRY, TestEngine, alone, drain, engine, request, text};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::Move;
+use windlass_engine_core::plan::BlockMove;
 use windlass_engine_core::request::{FinishReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -34,14 +34,15 @@ fn a_prompt_whose_room_was_needed_comes_back_without_being_computed() {
     assert_eq!([serve(&mut engine, &first), serve(&mut engine, &second)], [0, 0]);
     assert!(engine.stats().kv.swapped >= 6, "{:?}", engine.stats().kv);
     engine.add(again(&first, 3), 0.0).unwrap();
-    crate::support::turn(&mut engine, 0.0);
-    let back = engine.executor().last_plan().moves.iter().filter(|moved| matches!(moved, Move::In { .. })).count();
+    crate::support::step(&mut engine, 0.0);
+    let back =
+        engine.executor().last_plan().moves.iter().filter(|moved| matches!(moved, BlockMove::SwapIn { .. })).count();
     let updates = drain(&mut engine);
     assert_eq!((updates[0].cached_tokens, text(&updates, 3)), (24, alone(&again(&first, 3), 4)));
     assert!(back >= 5, "{back} blocks came back");
     assert_eq!(serve(&mut engine, &again(&second, 4)), 24);
     // Five blocks each time; of the four prompts, two blocks were still in the pool.
-    let found = engine.stats().tier;
+    let found = engine.stats().swap;
     assert_eq!((found.query_tokens, found.hit_tokens), (4 * 28 - 2 * 4, 2 * 5 * 4));
 }
 
@@ -49,7 +50,7 @@ fn a_prompt_whose_room_was_needed_comes_back_without_being_computed() {
 fn without_slots_there_is_no_tier_to_ask() {
     let mut engine = engine(Geometry { swap_slots: 0, ..SMALL }, CACHING);
     (0..3).for_each(|id| _ = serve(&mut engine, &again(&request(id % 2, 28), id)));
-    assert_eq!(engine.stats().tier.query_tokens, 0);
+    assert_eq!(engine.stats().swap.query_tokens, 0);
 }
 
 #[test]
@@ -63,8 +64,9 @@ fn what_is_in_the_tier_already_moves_out_for_nothing() {
     }
     let before = engine.stats().kv.swapped;
     engine.add(again(&prompts[0], 50), 0.0).unwrap();
-    crate::support::turn(&mut engine, 0.0);
-    let out = engine.executor().last_plan().moves.iter().filter(|moved| matches!(moved, Move::Out { .. })).count();
+    crate::support::step(&mut engine, 0.0);
+    let out =
+        engine.executor().last_plan().moves.iter().filter(|moved| matches!(moved, BlockMove::SwapOut { .. })).count();
     assert_eq!((out, engine.stats().kv.swapped), (0, before));
     drain(&mut engine);
 }
@@ -102,7 +104,7 @@ fn slots_expire_with_their_prompts() {
     for (id, now, expired) in [(3, 9.0, false), (4, 25.0, true)] {
         engine.add(request(id, 4), now).unwrap();
         while !engine.is_idle() {
-            crate::support::turn(&mut engine, now);
+            crate::support::step(&mut engine, now);
         }
         assert_eq!(engine.stats().kv.swapped == 0, expired, "{now}");
     }
@@ -119,9 +121,9 @@ fn what_cannot_be_brought_back_is_computed_again_and_counted() {
         engine.add(prompt.clone(), 0.0).unwrap();
         let (mut updates, mut why) = (Vec::new(), None);
         while !engine.is_idle() {
-            let turn = crate::support::turn(&mut engine, 0.0);
-            why = why.or(turn.lost);
-            updates.extend(turn.updates);
+            let outputs = crate::support::step(&mut engine, 0.0);
+            why = why.or(outputs.lost_kv);
+            updates.extend(outputs.updates);
         }
         assert_eq!(text(&updates, id), alone(&prompt, 4));
         assert_eq!((engine.stats().lost_sequences, why.as_deref()), (id - 2, Some("the disk is full")));
@@ -135,7 +137,7 @@ fn one_that_began_again_goes_on_with_its_answer_before_those_that_wait() {
     requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
     let mut updates = Vec::new();
     for _ in 0..4 {
-        updates.extend(crate::support::turn(&mut engine, 0.0).updates);
+        updates.extend(crate::support::step(&mut engine, 0.0).updates);
     }
     engine.executor().lose(RequestId(1));
     updates.extend(drain(&mut engine));

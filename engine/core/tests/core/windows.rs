@@ -1,9 +1,9 @@
 //! Layers with windows beside layers that read everything: what each group holds, finds again and gives up.
 
-use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, text, turn, updates_alone_reading};
+use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, step, text, updates_alone_reading};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::{Geometry, KvGroups};
-use windlass_engine_core::request::{Beams, Request, RequestId};
+use windlass_engine_core::request::{BeamSearch, Request, RequestId};
 
 const CACHING: EngineConfig = EngineConfig { enable_prefix_cache: true, ..CONFIG };
 /// A group that reads everything, and two that read the last eight tokens, which lie in three blocks of four at most.
@@ -29,7 +29,7 @@ fn a_long_sequence_holds_all_of_one_group_and_the_windows_of_the_others() {
     engine.add(request(1, 80).max(40), 0.0).unwrap();
     let (mut most, mut last) = (0, 0);
     while !engine.is_idle() {
-        turn(&mut engine, 0.0);
+        step(&mut engine, 0.0);
         let held = engine.stats().kv.held;
         (most, last) = (most.max(held), if held > 0 { held } else { last });
     }
@@ -84,7 +84,7 @@ fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
         engine.add(leader.clone(), 0.0).unwrap();
         let mut tokens = 0;
         while tokens < generated {
-            tokens += turn(&mut engine, 0.0).updates.iter().map(|update| update.tokens.len()).sum::<usize>();
+            tokens += step(&mut engine, 0.0).updates.iter().map(|update| update.tokens.len()).sum::<usize>();
         }
         let late = Request { id: RequestId(2), ..leader }.fork(1).max(8);
         engine.add(late.clone(), 0.0).unwrap();
@@ -99,7 +99,7 @@ fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
 
 #[test]
 fn beams_share_what_both_groups_hold() {
-    let beams = Some(Beams { leader: RequestId(1), width: 3, length_penalty: 1.0 });
+    let beams = Some(BeamSearch { leader: RequestId(1), width: 3, length_penalty: 1.0 });
     let search: Vec<Request> = (1..=3)
         .map(|id| Request { beams, logprobs: Some(0), prompt: request(1, 41).prompt, ..request(id, 1).max(30) })
         .collect();
@@ -109,7 +109,7 @@ fn beams_share_what_both_groups_hold() {
         let mut most_held = 0;
         let mut updates = Vec::new();
         while !engine.is_idle() {
-            updates.extend(turn(&mut engine, 0.0).updates);
+            updates.extend(step(&mut engine, 0.0).updates);
             most_held = most_held.max(engine.stats().kv.held);
         }
         let texts: Vec<_> = (1..=3).map(|id| text(&updates, id)).collect();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, ScoreRow, StepPlan};
+use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, PromptLogprobsRow, StepPlan};
 use windlass_engine_core::request::RequestId;
 use windlass_engine_model::cuda::CudaExecutor;
 use windlass_engine_model::{ActivationType, Agreement, LoadOptions, Reader};
@@ -48,7 +48,7 @@ pub fn on_cpu(checkpoint: &Checkpoint, text: &[u32]) -> Outcome<Vec<f32>> {
 pub fn on_gpu(executor: &mut CudaExecutor, text: &[u32], ahead: usize) -> Outcome<Vec<f32>> {
     let geometry = executor.geometry();
     let blocks: Arc<[BlockId]> = (0..(text.len() as u32).div_ceil(geometry.block_tokens)).map(BlockId).collect();
-    let mut step = |first: usize, tokens: &[u32], score: Option<ScoreRow>| -> Outcome<Vec<f32>> {
+    let mut step = |first: usize, tokens: &[u32], score: Option<PromptLogprobsRow>| -> Outcome<Vec<f32>> {
         let (blocks, count) = (Arc::clone(&blocks), score.as_ref().map_or(0, |score| score.targets.len()));
         let tokens = tokens.iter().map(|&token| InputToken::Known(token)).collect();
         let row = PlanRow { request: RequestId(0), tokens, first_position: first as u32, blocks, sample: None, score };
@@ -62,7 +62,7 @@ pub fn on_gpu(executor: &mut CudaExecutor, text: &[u32], ahead: usize) -> Outcom
     let room = geometry.max_step_logits.min(geometry.max_step_tokens) as usize;
     let mut logits = Vec::new();
     for (index, tokens) in text[ahead..].chunks(room).enumerate() {
-        let score = ScoreRow { targets: tokens.to_vec(), top: 0 };
+        let score = PromptLogprobsRow { targets: tokens.to_vec(), top: 0 };
         logits.extend(step(ahead + index * room, tokens, Some(score))?);
     }
     Ok(logits)

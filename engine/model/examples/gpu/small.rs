@@ -137,7 +137,7 @@ impl Small<'_> {
     fn capture_ahead(&self, running: &mut Running, tell: &mut Tell<'_>) -> Outcome<()> {
         let free = || self.device.driver().memory().map(|memory| memory.free_bytes as f64);
         let (before, started, mut graphs) = (free()?, Instant::now(), 0.0);
-        while running.executor.prepare()?.went_on {
+        while running.executor.prepare()?.advanced {
             graphs += 1.0;
         }
         let (seconds, bytes) = (started.elapsed().as_secs_f64(), before - free()?);

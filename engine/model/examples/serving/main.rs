@@ -57,7 +57,7 @@ fn run(engine: &mut Engine<CpuExecutor>, requests: &[Request]) -> Result<Run, Bo
     let mut answers = vec![Vec::new(); requests.len()];
     let (mut first, mut cached_tokens) = (None, 0);
     while !engine.is_idle() {
-        for update in engine.turn(began.elapsed().as_secs_f64()).map_err(|error| error.to_string())?.updates {
+        for update in engine.step(began.elapsed().as_secs_f64()).map_err(|error| error.to_string())?.updates {
             first = first.or(Some(began.elapsed().as_secs_f64()));
             cached_tokens = cached_tokens.max(update.cached_tokens);
             let index = requests.iter().position(|request| request.id == update.request).ok_or("an unknown request")?;

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::Mutex;
 
-use windlass_engine_core::plan::{BlockId, SlotId};
+use windlass_engine_core::plan::{BlockId, SwapSlotId};
 use windlass_kernels::processors;
 
 use super::CpuBackend;
@@ -82,11 +82,11 @@ impl Model for CpuRank {
         Ok(())
     }
 
-    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SwapSlotId) -> io::Result<()> {
         tier.store(slot.0 as usize, &self.ops().cache().block_bytes(block.0 as usize))
     }
 
-    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SwapSlotId, block: BlockId) -> io::Result<()> {
         tier.load(slot.0 as usize, &mut self.ops_mut().cache_mut().block_bytes_mut(block.0 as usize))
     }
 

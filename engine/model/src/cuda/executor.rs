@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT, Prepared};
 use windlass_engine_core::plan::{
-    InputToken, PlanRow, RowOutput, RowScores, SequenceFailure, StepOutput, StepPlan, Ticket,
+    InputToken, PlanRow, RowLogprobs, RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
 use windlass_engine_core::request::TokenId;
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
@@ -116,7 +116,7 @@ impl CudaExecutor {
         let logits = logits(&plan.rows, &rows);
         let CudaExecutor { runner, batch, .. } = self;
         runner.model_mut().step(batch, fed.feeds).map_err(failed)?;
-        let (draws, patience, waited) = (Draws::Waiting, plan.patience, Duration::ZERO);
+        let (draws, patience, waited) = (Draws::Waiting, plan.mask_timeout, Duration::ZERO);
         Ok(Issued { turn, plan: plan.rows, rows, logits, draws, fed: fed.rows, started, patience, waited })
     }
 
@@ -223,7 +223,7 @@ impl CudaExecutor {
     }
 
     /// Ends a step with what came of its rows.
-    fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowScores>) {
+    fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowLogprobs>) {
         let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return };
         // The device computes for about two thirds of the longest that masks are waited for.
         let (started, waited) = (issued.started, issued.waited.saturating_sub(issued.patience * 2 / 3));
@@ -235,7 +235,7 @@ impl CudaExecutor {
         }
         scores.retain(|told| match rows[told.row as usize] {
             RowOutput::Failed(_) => false,
-            RowOutput::PutOff => told.sampled.is_empty(),
+            RowOutput::Deferred => told.sampled.is_empty(),
             _ => true,
         });
         let busy_seconds = self.runner.ended(started).saturating_sub(waited).as_secs_f64();

@@ -8,7 +8,7 @@ use std::mem;
 use std::sync::Arc;
 
 use windlass_engine_core::executor::Prepared;
-use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 use windlass_kernels::cuda::DriverError;
 
 use super::graphs::GraphSize;
@@ -47,11 +47,11 @@ impl Model for CudaRank {
         Ok(self.copy_page(from, to)?)
     }
 
-    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SwapSlotId) -> io::Result<()> {
         self.with_block(block, |bytes| tier.store(slot.0 as usize, &[bytes]))
     }
 
-    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SwapSlotId, block: BlockId) -> io::Result<()> {
         self.fill_block(block, |bytes| tier.load(slot.0 as usize, &mut [bytes]))
     }
 
@@ -103,7 +103,7 @@ impl Rank for CudaRank {
             group.each_to_its_end(move |rank| Ok(rank.capture(size)?))?;
         }
         let [done, all] = [group.first().graphs(), group.first().most_graphs()].map(|graphs| graphs as u32);
-        Ok(Prepared { done, all, went_on: ahead.is_some() })
+        Ok(Prepared { done, all, advanced: ahead.is_some() })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use windlass_engine_core::executor::Prepared;
-use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 
 use crate::batch::Batch;
 use crate::sampler::{Drawn, RowTask, SampleError};
@@ -33,9 +33,9 @@ pub trait Model {
     /// Copies keys and values of a whole block in all layers.
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), Self::Error>;
     /// Keeps keys and values of a block, all layers, in a slot of the tier.
-    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()>;
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SwapSlotId) -> io::Result<()>;
     /// Brings them back into a block.
-    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()>;
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SwapSlotId, block: BlockId) -> io::Result<()>;
     /// Moves keys and values of single tokens in all layers, in order.
     fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), Self::Error>;
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use windlass_engine_core::executor::Prepared;
-use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 
 use super::model::{Model, StageModel, TokenMove};
 use crate::batch::Batch;
@@ -55,12 +55,12 @@ impl<F: StageModel, L: StageModel<Error: From<F::Error>>> Model for SplitDecoder
     }
 
     /// An error: a slot has no room for the parts of both.
-    fn store_block(&mut self, _tier: &mut dyn Tier, _block: BlockId, _slot: SlotId) -> io::Result<()> {
+    fn store_block(&mut self, _tier: &mut dyn Tier, _block: BlockId, _slot: SwapSlotId) -> io::Result<()> {
         Err(unswapped())
     }
 
     /// An error, too.
-    fn load_block(&mut self, _tier: &mut dyn Tier, _slot: SlotId, _block: BlockId) -> io::Result<()> {
+    fn load_block(&mut self, _tier: &mut dyn Tier, _slot: SwapSlotId, _block: BlockId) -> io::Result<()> {
         Err(unswapped())
     }
 

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use windlass_engine_core::executor::{Geometry, Prepared};
-use windlass_engine_core::plan::{Move, PlanRow, RowOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{BlockMove, PlanRow, RowOutput, StepPlan, Ticket};
 
 use super::{Answer, Order, answer};
 use crate::batch::Batch;
@@ -163,7 +163,7 @@ fn pass(peer: &mut Peer, passing: Passing, to: &Sender<Passing>) -> Result<(), S
 fn compute(peer: &mut Peer, step: &mut PassedStep) -> Result<(), PipelineError> {
     let started = Instant::now();
     for moved in &step.plan.moves {
-        if let Move::Copy { from, to } = *moved {
+        if let BlockMove::Copy { from, to } = *moved {
             peer.copy_block(from, to)?;
         }
     }

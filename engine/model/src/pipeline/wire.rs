@@ -163,7 +163,7 @@ impl Payload<'_> {
 
     /// How far a stage is with what it makes ahead.
     pub fn prepared(&mut self) -> io::Result<Prepared> {
-        Ok(Prepared { done: self.number()?, all: self.number()?, went_on: self.number()? != 0 })
+        Ok(Prepared { done: self.number()?, all: self.number()?, advanced: self.number()? != 0 })
     }
 
     /// What is copied, and what is overwritten.

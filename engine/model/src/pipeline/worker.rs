@@ -135,9 +135,9 @@ fn floats(values: &[f32]) -> Vec<u8> {
 }
 
 fn prepare<M: StageModel>(model: &mut M) -> Result<Vec<u8>, String> {
-    let Prepared { done, all, went_on } = compute(|| model.prepare())?;
+    let Prepared { done, all, advanced } = compute(|| model.prepare())?;
     let mut payload = Vec::new();
-    wire::put(&mut payload, [done, all, u32::from(went_on)]);
+    wire::put(&mut payload, [done, all, u32::from(advanced)]);
     Ok(payload)
 }
 

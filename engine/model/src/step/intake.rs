@@ -80,7 +80,7 @@ impl Intake {
         let step = self.kept.iter().find(|(kept, _)| *kept == ticket);
         match step.and_then(|(_, rows)| rows.get(row as usize)) {
             Some(RowOutput::Sampled(id)) => Ok(*id),
-            Some(RowOutput::PutOff) => Err(RowOutput::PutOff),
+            Some(RowOutput::Deferred) => Err(RowOutput::Deferred),
             Some(RowOutput::Failed(reason)) => {
                 Err(uncomputable(format!("its last token could not be sampled: {reason}")))
             }

@@ -1,7 +1,7 @@
 //! What a row gives, from what each of its logits gave: how far its guesses held.
 
-use windlass_engine_core::constraint::Withheld;
-use windlass_engine_core::draft::Verdict;
+use windlass_engine_core::constraint::MaskUnavailable;
+use windlass_engine_core::draft::Verification;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, RowOutput, SequenceFailure};
 use windlass_engine_core::sampling::TokenLogprobs;
@@ -35,19 +35,19 @@ pub(crate) fn outcome(
         return Ok(Outcome { output: RowOutput::Computed, prompt, sampled: Vec::new(), held: Vec::new() });
     };
     let mut sampled = Vec::new();
-    let judged = sample.draft.judge(|after| {
+    let judged = sample.draft.verify(|after| {
         let place = after.map_or(0, |guess| guess as usize + 1);
         let drawn = drawn(&draws[place], &masks[place])?;
         sampled.extend(drawn.logprobs.clone());
         Ok(drawn.token)
     });
-    let Verdict { tokens, nodes: held } = match judged {
+    let Verification { tokens, accepted: held } = match judged {
         Ok(verdict) => verdict,
         // What was asked of the prompt is told, and not asked again.
-        Err(Withheld::NotYet) => {
-            return Ok(Outcome { output: RowOutput::PutOff, prompt, sampled: Vec::new(), held: Vec::new() });
+        Err(MaskUnavailable::NotReady) => {
+            return Ok(Outcome { output: RowOutput::Deferred, prompt, sampled: Vec::new(), held: Vec::new() });
         }
-        Err(Withheld::Failed(failure)) => return Err(failure),
+        Err(MaskUnavailable::Failed(failure)) => return Err(failure),
     };
     let output = match tokens[..] {
         [token] if sample.draft.is_empty() => RowOutput::Sampled(token),
@@ -56,7 +56,7 @@ pub(crate) fn outcome(
     Ok(Outcome { output, prompt, sampled, held })
 }
 
-fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<&'a Drawn, Withheld> {
+fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<&'a Drawn, MaskUnavailable> {
     mask.as_ref().map_err(Clone::clone)?;
     result.as_ref().map_err(|failure| failure.clone().into())
 }

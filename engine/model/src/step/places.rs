@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use windlass_engine_core::constraint::{TokenSet, Withheld};
+use windlass_engine_core::constraint::{MaskUnavailable, TokenSet};
 use windlass_engine_core::plan::{PlanRow, SequenceFailure};
 use windlass_engine_core::request::TokenId;
 
@@ -11,7 +11,7 @@ use crate::panic::message;
 use crate::sampler::Draw;
 
 /// The tokens that a constraint allows at a place; `None` without one.
-pub(crate) type Mask = Result<Option<TokenSet>, Withheld>;
+pub(crate) type Mask = Result<Option<TokenSet>, MaskUnavailable>;
 
 /// A place at which a token is drawn.
 #[derive(Debug)]

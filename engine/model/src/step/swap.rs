@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 
 use crate::decoder::Model;
 use crate::tier::Tier;
@@ -12,7 +12,7 @@ use crate::tier::Tier;
 pub(crate) struct Swapper {
     tier: Box<dyn Tier>,
     /// Slots whose block could not be stored, and why.
-    empty: HashMap<SlotId, String>,
+    empty: HashMap<SwapSlotId, String>,
     /// Blocks that could not be brought back, and why, until they are overwritten.
     lost: HashMap<BlockId, String>,
 }
@@ -44,7 +44,7 @@ impl Swapper {
     }
 
     /// Keeps a block. If that fails, it cannot be brought back.
-    pub fn store<M: Model>(&mut self, model: &mut M, block: BlockId, slot: SlotId) {
+    pub fn store<M: Model>(&mut self, model: &mut M, block: BlockId, slot: SwapSlotId) {
         let stored = match self.lost.get(&block) {
             Some(why) => Err(why.clone()),
             None => model.store_block(&mut *self.tier, block, slot).map_err(|error| error.to_string()),
@@ -56,7 +56,7 @@ impl Swapper {
     }
 
     /// Brings a block back. If that fails, it is the affair of the rows that name it.
-    pub fn load<M: Model>(&mut self, model: &mut M, slot: SlotId, block: BlockId) {
+    pub fn load<M: Model>(&mut self, model: &mut M, slot: SwapSlotId, block: BlockId) {
         let loaded = match self.empty.get(&slot) {
             Some(why) => Err(format!("it could not be stored: {why}")),
             None => model.load_block(&mut *self.tier, slot, block).map_err(|error| error.to_string()),

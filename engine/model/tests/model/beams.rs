@@ -3,7 +3,7 @@
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_core::engine::{Engine, EngineConfig};
-use windlass_engine_core::request::{Beams, FinishReason, Request, RequestId};
+use windlass_engine_core::request::{BeamSearch, FinishReason, Request, RequestId};
 use windlass_engine_model::{KvBudget, LoadOptions, Reader, load};
 use windlass_kernels::WeightType;
 
@@ -65,14 +65,14 @@ fn reference(width: usize, length_penalty: f64, stop: u32) -> Vec<Answer> {
 fn found(width: usize, length_penalty: f64, stop: u32, blocks: u32) -> Vec<Answer> {
     let options = LoadOptions { kv: KvBudget::Blocks(blocks), max_model_tokens: Some(40), ..options() };
     let mut engine = Engine::new(load(&tiny(), &options).unwrap().executor, EngineConfig::PLAIN);
-    let beams = Some(Beams { leader: RequestId(0), width: width as u32, length_penalty });
+    let beams = Some(BeamSearch { leader: RequestId(0), width: width as u32, length_penalty });
     for id in 0..width as u64 {
         let greedy = Request::greedy(RequestId(id), prompt(), TOKENS as u32);
         engine.add(Request { beams, logprobs: Some(0), stop_tokens: vec![stop], ..greedy }, 0.0).unwrap();
     }
     let mut answers = vec![None; width];
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             let score = update.logprobs.iter().map(|scores| f64::from(scores.chosen.logprob)).sum();
             let stopped = update.finish == Some(FinishReason::Stop);
             answers[update.request.0 as usize] = Some((update.tokens, score, stopped));

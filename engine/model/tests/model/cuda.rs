@@ -12,7 +12,7 @@ use serde_json::Value;
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Kernels, device_under_test};
 use windlass_engine_core::executor::{Executor, KvGroups};
-use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, ScoreRow, StepPlan};
+use windlass_engine_core::plan::{InputToken, PlanRow, PromptLogprobsRow, RowOutput, StepPlan};
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
 use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget, LoadOptions, load};
@@ -92,7 +92,7 @@ pub fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f3
     let text = [prompt, answer].concat();
     let mut most = 0.0_f32;
     for (position, pair) in text.windows(2).enumerate() {
-        let score = Some(ScoreRow { targets: vec![pair[1]], top: 1 });
+        let score = Some(PromptLogprobsRow { targets: vec![pair[1]], top: 1 });
         let (token, blocks) = (InputToken::Known(pair[0]), tables(cpu));
         let asked = PlanRow { sample: None, score, blocks, ..row(token, position as u32) };
         let ticket = cpu.submit(plan(vec![asked])).unwrap();
@@ -107,7 +107,7 @@ pub fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f3
 /// Log probabilities of each of 30 tokens after those before it.
 fn scored(executor: &mut dyn Executor) -> Vec<f32> {
     let tokens: Vec<u32> = (0..30).map(|token| token * 31 % VOCABULARY).collect();
-    let score = ScoreRow { targets: tokens[1..].to_vec(), top: 0 };
+    let score = PromptLogprobsRow { targets: tokens[1..].to_vec(), top: 0 };
     let tokens = tokens.into_iter().map(InputToken::Known).collect();
     let row =
         PlanRow { tokens, sample: None, score: Some(score), blocks: tables(executor), ..row(InputToken::Known(0), 0) };

@@ -11,7 +11,7 @@ use crate::cuda::{GENERATED, checkpoint, device, driver, jobs, loaded, options, 
 use crate::pipeline::{PATIENCE, gathering};
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
 use windlass_engine_core::executor::{Executor, Prepared};
-use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, RowScores, SampleRow};
+use windlass_engine_core::plan::{InputToken, PlanRow, RowLogprobs, RowOutput, SampleRow};
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaLeader, CudaModel, Device, Node, Replay, SplitModel, work};
 use windlass_engine_model::{KvBudget, LoadOptions};
@@ -20,13 +20,13 @@ use windlass_kernels::WeightType;
 /// Of up to four sequences: one, two and four of them.
 const SIZES: u32 = 3;
 
-const ALL: Prepared = Prepared { done: SIZES, all: SIZES, went_on: false };
+const ALL: Prepared = Prepared { done: SIZES, all: SIZES, advanced: false };
 
 /// Captures all that can be, one at a time.
 fn prepare(executor: &mut dyn Executor) -> Prepared {
     loop {
         let prepared = executor.prepare().unwrap();
-        if !prepared.went_on {
+        if !prepared.advanced {
             return prepared;
         }
     }
@@ -49,7 +49,7 @@ fn a_step_after_idling_replays_what_was_captured_before_and_its_tokens_are_the_s
         let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
         if ahead {
             let before = ran(&driver);
-            let each = [1, 2, 3].map(|done| Prepared { done, all: SIZES, went_on: true });
+            let each = [1, 2, 3].map(|done| Prepared { done, all: SIZES, advanced: true });
             assert_eq!([(); 3].map(|()| executor.prepare().unwrap()), each, "one at a time");
             assert_eq!(executor.prepare().unwrap(), ALL);
             assert_eq!(ran(&driver), before, "what is captured does not run");
@@ -67,7 +67,7 @@ fn a_step_after_idling_replays_what_was_captured_before_and_its_tokens_are_the_s
 #[test]
 fn a_capture_between_steps_changes_nothing_of_the_next_one() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
-    let said = |prepares: bool| -> Vec<(Vec<RowOutput>, Vec<RowScores>)> {
+    let said = |prepares: bool| -> Vec<(Vec<RowOutput>, Vec<RowLogprobs>)> {
         let mut executor = loaded(&checkpoint, &device(7), Replay::Graphs).executor;
         let asks = |position: u32| {
             let sample = SampleRow { logprobs: Some(2), ..sample_row(&random()) };
@@ -99,7 +99,7 @@ fn sequences_that_may_be_longer_have_graphs_of_their_own() {
         let mut executor = model.start(kv, Replay::Graphs).unwrap().executor;
         if ahead {
             let all = 2 * SIZES;
-            assert_eq!(prepare(&mut executor), Prepared { done: all, all, went_on: false });
+            assert_eq!(prepare(&mut executor), Prepared { done: all, all, advanced: false });
         }
         let text = generate(&mut executor, slice::from_ref(&job), 8, 512, 2);
         (text, executor.decoder().graphs())
@@ -114,9 +114,9 @@ fn graphs_are_captured_ahead_as_far_as_memory_goes_and_never_where_none_are_repl
     let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
     let device = driver.device();
     let mut executor = loaded(&checkpoint, &device, Replay::Graphs).executor;
-    assert!(executor.prepare().unwrap().went_on);
+    assert!(executor.prepare().unwrap().advanced);
     let taken = device.allocate::<u8>(device.driver().memory().unwrap().free_bytes * 3 / 5).unwrap();
-    assert_eq!(executor.prepare().unwrap(), Prepared { done: 1, all: SIZES, went_on: false });
+    assert_eq!(executor.prepare().unwrap(), Prepared { done: 1, all: SIZES, advanced: false });
     drop(taken);
     assert_eq!(prepare(&mut executor), ALL);
     let mut eager = loaded(&checkpoint, &driver.device(), Replay::Eager).executor;
@@ -131,7 +131,7 @@ fn steps_run_without_graphs_where_there_is_no_room_for_them() {
         let driver = driver();
         let device = driver.device();
         let mut executor = loaded(&checkpoint, &device, Replay::Graphs).executor;
-        assert!(executor.prepare().unwrap().went_on);
+        assert!(executor.prepare().unwrap().advanced);
         let free = device.driver().memory().unwrap().free_bytes;
         let taken = device.allocate::<u8>(if is_full { free } else { 1 }).unwrap();
         let jobs = jobs(&random());
@@ -139,7 +139,7 @@ fn steps_run_without_graphs_where_there_is_no_room_for_them() {
         let graphs = driver.issued().iter().filter(|work| matches!(work, Issued::Graph(_))).count();
         drop(taken);
         let after = executor.prepare().unwrap();
-        (text, executor.decoder().graphs(), graphs, after.went_on)
+        (text, executor.decoder().graphs(), graphs, after.advanced)
     };
     let (full, free) = (said(true), said(false));
     assert_eq!(full.0, free.0);
@@ -207,7 +207,7 @@ fn the_rank_with_the_least_room_decides() {
     let mut executor =
         CudaModel::load(&checkpoint, &options, &devices).unwrap().start(options.kv, Replay::Graphs).unwrap().executor;
     let taken = devices[1].allocate::<u8>(devices[1].driver().memory().unwrap().free_bytes * 3 / 5).unwrap();
-    assert_eq!(executor.prepare().unwrap(), Prepared { done: 0, all: SIZES, went_on: false });
+    assert_eq!(executor.prepare().unwrap(), Prepared { done: 0, all: SIZES, advanced: false });
     drop(taken);
     assert_eq!(prepare(&mut executor), ALL);
 }

@@ -98,7 +98,7 @@ fn gives_up_what_is_before_its_windows(checkpoint: &Checkpoint, groups: KvGroups
     engine.add(Request::greedy(RequestId(0), prompt, GENERATED as u32), 0.0).unwrap();
     let (mut text, mut held) = (Vec::new(), u32::MAX);
     while !engine.is_idle() {
-        text.extend(engine.turn(0.0).unwrap().updates.into_iter().flat_map(|update| update.tokens));
+        text.extend(engine.step(0.0).unwrap().updates.into_iter().flat_map(|update| update.tokens));
         if !text.is_empty() && !engine.is_idle() {
             held = engine.stats().kv.held.min(held);
         }

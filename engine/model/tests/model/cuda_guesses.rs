@@ -94,7 +94,7 @@ fn a_draft_model_on_the_gpu_changes_no_token() {
         requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
         let mut texts = [const { Vec::new() }; 2];
         while !engine.is_idle() {
-            for update in engine.turn(0.0).unwrap().updates {
+            for update in engine.step(0.0).unwrap().updates {
                 texts[update.request.0 as usize - 1].extend(update.tokens);
             }
         }
@@ -149,7 +149,7 @@ fn text_with_guesses(executor: impl Executor, guesses: u32) -> Vec<u32> {
     engine.add(Request::greedy(RequestId(0), repeated(), 40), 0.0).unwrap();
     let mut text = Vec::new();
     while !engine.is_idle() {
-        text.extend(engine.turn(0.0).unwrap().updates.into_iter().flat_map(|update| update.tokens));
+        text.extend(engine.step(0.0).unwrap().updates.into_iter().flat_map(|update| update.tokens));
     }
     let stats = engine.stats().drafts;
     println!("{} of {} guesses held", stats.accepted, stats.tokens);

@@ -165,7 +165,7 @@ fn blocks_that_left_the_pool_come_back_as_they_were() {
         let answers: Vec<_> =
             [0, 1, 2, 0].into_iter().zip(0..).map(|(prompt, id)| told(&mut swapping, request(id, prompt))).collect();
         let stats = swapping.stats();
-        assert!(stats.tier.hit_tokens >= 128, "{kv_data_type:?}: {stats:?}");
+        assert!(stats.swap.hit_tokens >= 128, "{kv_data_type:?}: {stats:?}");
         // A prompt whose blocks are found is computed in other chunks: its last tokens alone.
         let mut keeping = engine(None);
         let first = told(&mut keeping, request(0, 0));
@@ -178,7 +178,7 @@ fn told(engine: &mut Engine<CudaExecutor>, request: Request) -> Vec<(u32, u32)> 
     engine.add(request, 0.0).unwrap();
     let mut told = Vec::new();
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             assert_eq!(update.failure, None);
             let logprobs = update.logprobs.iter().map(|scores| scores.chosen.logprob.to_bits());
             told.extend(update.tokens.iter().copied().zip(logprobs));

@@ -16,7 +16,7 @@ use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
 use windlass_engine_contract::memory::{KvDataType, Ledger};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, ExecutorError};
-use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, SampleRow, ScoreRow, StepPlan};
+use windlass_engine_core::plan::{BlockId, BlockMove, InputToken, PlanRow, PromptLogprobsRow, SampleRow, StepPlan};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Ground, LoadedCuda, Replay};
@@ -83,7 +83,7 @@ fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
     let mut scores = Vec::new();
     for (chunk, tokens) in text[..text.len() - 1].chunks(30).enumerate() {
         let first = 30 * chunk;
-        let score = Some(ScoreRow { targets: text[first + 1..=first + tokens.len()].to_vec(), top: 1 });
+        let score = Some(PromptLogprobsRow { targets: text[first + 1..=first + tokens.len()].to_vec(), top: 1 });
         let tokens = tokens.iter().copied().map(InputToken::Known).collect();
         let asked =
             PlanRow { tokens, sample: None, score, blocks: blocks.clone(), ..row(InputToken::Known(0), first as u32) };
@@ -286,7 +286,7 @@ fn prefix_hits_and_few_blocks_change_no_token() {
             engine.add(request, 0.0).unwrap();
         }
         while !engine.is_idle() {
-            for update in engine.turn(0.0).unwrap().updates {
+            for update in engine.step(0.0).unwrap().updates {
                 texts[update.request.0 as usize].extend(update.tokens);
             }
         }
@@ -315,7 +315,7 @@ fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
         |block: u32| PlanRow { blocks: [BlockId(block)].into(), sample: Some(told()), ..row(InputToken::Known(3), 1) };
     let first = executor.submit(plan(vec![row(InputToken::Known(9), 0)])).unwrap();
     executor.collect(first).unwrap();
-    let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
+    let moves = vec![BlockMove::Copy { from: BlockId(1), to: BlockId(2) }];
     let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1), asks(2)], ..StepPlan::default() }).unwrap();
     let scores = executor.collect(ticket).unwrap().scores;
     let [own, copied] = [0, 1].map(|row: usize| scores[row].sampled[0].chosen.logprob);

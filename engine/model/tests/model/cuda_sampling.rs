@@ -7,9 +7,9 @@ use crate::common::driver::sample_row;
 use crate::common::rows::{plan, row};
 use crate::cuda::{VOCABULARY, checkpoint, driver, executor, loaded, options, step, tiny};
 use windlass_cuda_shim::Issued;
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, ScoreRow};
+use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, PromptLogprobsRow, RowOutput, SampleRow};
 use windlass_engine_core::request::Sampling;
 use windlass_engine_core::sampling::{Penalties, TokenLogprobs};
 use windlass_engine_model::cuda::Replay;
@@ -28,7 +28,7 @@ const NEAR: f32 = 2e-5;
 struct Even;
 
 impl Constraint for Even {
-    fn allowed(&self, _generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, _generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         Ok(TokenSet::from_words(vec![0x5555_5555; 2000]))
     }
 }
@@ -38,7 +38,7 @@ impl Constraint for Even {
 struct Counting;
 
 impl Constraint for Counting {
-    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         let mut next = TokenSet::default();
         next.insert(generated.last().map_or(5, |last| last + 1));
         Ok(next)
@@ -49,7 +49,7 @@ impl Constraint for Counting {
 struct Panicking;
 
 impl Constraint for Panicking {
-    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         panic!("nothing goes on {generated:?}")
     }
 }
@@ -177,7 +177,7 @@ fn known_tokens_are_scored_as_the_host_scores_them() {
     let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
     let mut scored = |top: u32| {
         let tokens: Vec<u32> = (0..9).map(|token| token * 31 % VOCABULARY).collect();
-        let score = Some(ScoreRow { targets: tokens[1..].to_vec(), top });
+        let score = Some(PromptLogprobsRow { targets: tokens[1..].to_vec(), top });
         let tokens = tokens.into_iter().map(InputToken::Known).collect();
         let ticket =
             executor.submit(plan(vec![PlanRow { tokens, sample: None, score, ..row(InputToken::Known(0), 0) }]));

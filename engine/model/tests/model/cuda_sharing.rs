@@ -45,7 +45,7 @@ fn answers_with_one_prefix(executor: CudaExecutor) -> Vec<Vec<u32>> {
     };
     add(&mut engine, 1);
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             answers[update.request.0 as usize].extend(update.tokens);
             add(&mut engine, SEQUENCES as usize);
         }

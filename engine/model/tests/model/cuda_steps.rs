@@ -9,7 +9,7 @@ use crate::cuda::{GENERATED, VOCABULARY, checkpoint, device, driver, executor, j
 use windlass_cuda_shim::Issued;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{
-    BlockId, History, InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, ScoreRow, StepPlan,
+    BlockId, BlockMove, History, InputToken, PlanRow, PromptLogprobsRow, RowLogprobs, RowOutput, SampleRow, StepPlan,
 };
 use windlass_engine_core::request::Sampling;
 use windlass_engine_core::sampling::Penalties;
@@ -174,7 +174,7 @@ fn prompts_are_told_of_with_a_step_in_flight() {
     let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
     let scored = |block: u32| {
         let tokens = [3, 9, 27].map(InputToken::Known).to_vec();
-        let score = Some(ScoreRow { targets: vec![9, 27], top: 2 });
+        let score = Some(PromptLogprobsRow { targets: vec![9, 27], top: 2 });
         PlanRow { tokens, score, blocks: [BlockId(block)].into(), ..row(InputToken::Known(0), 0) }
     };
     let follow = |token, block| PlanRow { score: None, tokens: vec![token], first_position: 3, ..scored(block) };
@@ -222,7 +222,7 @@ fn log_probabilities_of_drawn_tokens_are_told_on_the_device() {
         assert_eq!(found.len(), 2);
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!((found.row, found.prompt.len()), (expected.row, 0));
-            let told = |scores: &RowScores| {
+            let told = |scores: &RowLogprobs| {
                 let all = scores.sampled.iter().flat_map(|told| [told.chosen].into_iter().chain(told.top.clone()));
                 all.collect::<Vec<_>>()
             };
@@ -267,7 +267,7 @@ pub fn copied_blocks_are_read_alike(executor: &mut dyn Executor) {
         sample: Some(told()),
         ..row(InputToken::Known(3), position)
     };
-    let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
+    let moves = vec![BlockMove::Copy { from: BlockId(1), to: BlockId(2) }];
     let ticket = executor
         .submit(StepPlan { moves, rows: vec![asks(1, 1), asks(2, 1), asks(3, 0)], ..StepPlan::default() })
         .unwrap();

@@ -46,7 +46,7 @@ fn answers(file: &Checkpoint, way: Way, requests: Vec<Request>) -> (Vec<Answer>,
     requests.into_iter().for_each(|request| engine.add(request, 0.0).unwrap());
     let mut answers: HashMap<u64, Answer> = HashMap::new();
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             assert_eq!(update.failure, None);
             let told = update.logprobs.iter().map(|scores| scores.chosen.logprob);
             answers.entry(update.request.0).or_default().extend(update.tokens.iter().copied().zip(told));

@@ -6,7 +6,7 @@ use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::{GgufBuilder, real_model};
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{
-    BlockId, InputToken, Move, PlanRow, RowOutput, SequenceFailure, SlotId, StepPlan, Ticket,
+    BlockId, BlockMove, InputToken, PlanRow, RowOutput, SequenceFailure, StepPlan, SwapSlotId, Ticket,
 };
 use windlass_engine_core::request::{RequestId, Sampling};
 use windlass_engine_model::{KvBudget, LoadOptions, Loaded, SwapSpace, build, load};
@@ -279,12 +279,14 @@ fn overflow_fails_the_row_and_not_the_engine() {
 fn a_sleep_gives_the_swap_space_back_too() {
     let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
     let mut executor = load(&open(&tiny()), &LoadOptions { swap, ..options() }).unwrap().executor;
-    let mut step = |moves: Vec<Move>, next: PlanRow| {
+    let mut step = |moves: Vec<BlockMove>, next: PlanRow| {
         let ticket = executor.submit(StepPlan { moves, rows: vec![next], ..StepPlan::default() }).unwrap();
         executor.collect(ticket).unwrap().rows.remove(0)
     };
-    let (kept, back) =
-        (Move::Out { block: BlockId(0), slot: SlotId(0) }, Move::In { slot: SlotId(0), block: BlockId(2) });
+    let (kept, back) = (
+        BlockMove::SwapOut { block: BlockId(0), slot: SwapSlotId(0) },
+        BlockMove::SwapIn { slot: SwapSlotId(0), block: BlockId(2) },
+    );
     step(vec![], row(known(&[1, 2, 3]), 0, &[0], true));
     step(vec![kept], row(known(&[9]), 0, &[1], true));
     let follows = || row(known(&[4]), 3, &[2], true);
@@ -294,7 +296,7 @@ fn a_sleep_gives_the_swap_space_back_too() {
     let ticket = executor.submit(StepPlan { moves: vec![back], rows: vec![follows()], ..StepPlan::default() }).unwrap();
     let rows = executor.collect(ticket).unwrap().rows;
     assert!(
-        matches!(&rows[0], RowOutput::Failed(SequenceFailure::Lost(why)) if why.contains("could not be read back")),
+        matches!(&rows[0], RowOutput::Failed(SequenceFailure::LostKv(why)) if why.contains("could not be read back")),
         "{rows:?}"
     );
 }

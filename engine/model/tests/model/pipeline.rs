@@ -11,10 +11,10 @@ use crate::common::driver::{Job, generate};
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError};
-use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
+use windlass_engine_core::plan::{BlockId, BlockMove, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
 use windlass_engine_model::{
     ActivationType, CpuExecutor, Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work,
@@ -95,7 +95,7 @@ struct OnceSent {
 }
 
 impl Constraint for OnceSent {
-    fn allowed(&self, _generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, _generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         self.was.get_or_init(|| {
             let sent = self.sent.lock().unwrap();
             (0..self.steps).for_each(|_| sent.recv_timeout(PATIENCE).unwrap());
@@ -167,7 +167,7 @@ fn blocks_are_copied_in_every_stage() {
     let (gathering, leader) = gathering(2, PATIENCE);
     let worker = worker(tiny(), 1, 2, leader, 1);
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
-    let mut step = |moves: Vec<Move>, tokens: &[u32], first_position: u32, block: u32| {
+    let mut step = |moves: Vec<BlockMove>, tokens: &[u32], first_position: u32, block: u32| {
         let row = PlanRow {
             request: RequestId(0),
             tokens: tokens.iter().copied().map(InputToken::Known).collect(),
@@ -181,7 +181,7 @@ fn blocks_are_copied_in_every_stage() {
     };
     step(Vec::new(), &[5, 9, 200, 31], 0, 3);
     let original = step(Vec::new(), &[17], 4, 3);
-    let copied = step(vec![Move::Copy { from: BlockId(3), to: BlockId(8) }], &[17], 4, 8);
+    let copied = step(vec![BlockMove::Copy { from: BlockId(3), to: BlockId(8) }], &[17], 4, 8);
     let elsewhere = step(Vec::new(), &[17], 4, 9);
     assert_eq!(copied, original);
     assert!(matches!(original, RowOutput::Sampled(_)) && elsewhere != original, "{original:?} {elsewhere:?}");

@@ -10,7 +10,7 @@ use crate::common::harbour_tokens;
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 use windlass_engine_core::draft::{DraftTree, PromptLookup, Proposer, SuffixAutomaton};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Executor;
@@ -45,7 +45,7 @@ fn answers(
     requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
     let mut answers: HashMap<u64, Vec<(u32, f32)>> = HashMap::new();
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             assert_eq!(update.failure, None);
             let told = update.logprobs.iter().map(|scores| scores.chosen.logprob);
             assert_eq!(told.len(), update.tokens.len());
@@ -60,7 +60,7 @@ fn answers(
 struct Even;
 
 impl Constraint for Even {
-    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         let odd = generated.iter().any(|token| token % 2 == 1);
         (!odd)
             .then(|| TokenSet::from_words(vec![0x5555_5555; 2000]))

@@ -5,7 +5,7 @@ use crate::common::hub::{Family, VOCABULARY, config, llama_oracle};
 use crate::common::way::Way;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
+use windlass_engine_core::draft::{DraftRequest, DraftTree, Proposer};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, KvGroups};
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
@@ -94,11 +94,11 @@ fn prompt(id: u32) -> Vec<u32> {
 struct Knowing(Vec<Vec<u32>>);
 
 impl Proposer for Knowing {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
-        let guess = |ask: &Ask<'_>| {
+    fn propose(&mut self, asks: &[DraftRequest<'_>]) -> Vec<DraftTree> {
+        let guess = |ask: &DraftRequest<'_>| {
             let (mut tree, mut parent) = (DraftTree::default(), None);
             let next = self.0[ask.request.0 as usize].iter().enumerate().skip(ask.tokens.len());
-            for (index, token) in next.take(ask.most) {
+            for (index, token) in next.take(ask.max_tokens) {
                 parent = Some(tree.push((token + 2 * u32::from(index % 7 == 0)) % VOCABULARY as u32, parent));
             }
             tree
@@ -128,7 +128,7 @@ fn run(executor: impl Executor, way: Way, known: &[Vec<(u32, f32)>]) -> Run {
     }
     let mut found = Run { answers: vec![Vec::new(); 5], most_held: 0, stats: EngineStats::default() };
     while !engine.is_idle() {
-        for update in engine.turn(0.0).unwrap().updates {
+        for update in engine.step(0.0).unwrap().updates {
             assert_eq!(update.failure, None);
             let told = update.logprobs.iter().map(|scores| scores.chosen.logprob);
             found.answers[update.request.0 as usize].extend(update.tokens.iter().copied().zip(told));
@@ -180,13 +180,13 @@ fn layers_with_windows_beside_others_change_no_bit() {
             stats.prefix_hit_tokens,
             stats.drafts.accepted,
             stats.drafts.tokens,
-            stats.tier.hit_tokens,
+            stats.swap.hit_tokens,
         );
         for (id, (found, expected)) in found.answers.iter().zip(&expected.answers).enumerate() {
             assert_eq!(found, expected, "{name}: request {id}");
         }
         assert_eq!(
-            (stats.drafts.accepted > 0, stats.tier.hit_tokens > 0),
+            (stats.drafts.accepted > 0, stats.swap.hit_tokens > 0),
             (way.guesses, way.swaps),
             "{name}: {stats:?}"
         );
@@ -238,7 +238,7 @@ fn a_long_sequence_holds_what_its_full_layers_read_and_the_windows() {
         let prompt = (0..TOKENS - 40).map(|index| index * 7 % VOCABULARY as u32).collect();
         engine.add(Request::greedy(RequestId(0), prompt, 40), 0.0).unwrap();
         Box::new(move || {
-            let updates = engine.turn(0.0).unwrap().updates;
+            let updates = engine.step(0.0).unwrap().updates;
             (!engine.is_idle()).then(|| (engine.stats().kv.held, !updates.is_empty()))
         })
     }

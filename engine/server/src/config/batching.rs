@@ -6,11 +6,11 @@ use crate::failure::Failure;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::{KvDataType, KvDemand, StepDefaults, kv_pool_bytes};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_core::engine::{Gap, Policy, QueueLimits};
+use windlass_engine_core::engine::{InterTokenLimit, Policy, QueueLimits};
 use windlass_engine_model::{KvBudget, SwapSpace};
 
 /// Where no flag says it. Steps vary, and what is seen at p99 is to stay within four times.
-const DEFAULT_GAP: Gap = Gap::Times(3.0);
+const DEFAULT_GAP: InterTokenLimit = InterTokenLimit::StepMultiple(3.0);
 
 /// Sizes of steps and sequences.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub struct Batching {
     /// Who goes first.
     pub policy: Policy,
     /// How long prompts may make the tokens of others wait.
-    pub gap: Gap,
+    pub gap: InterTokenLimit,
 }
 
 impl Batching {
@@ -103,7 +103,8 @@ pub(super) fn from_args(args: &ServeArgs) -> Result<Batching, Failure> {
         prefix_cache_ttl_seconds: positive("--prefix-cache-ttl", args.prefix_cache_ttl)?,
         share_prefix_cache: args.share_prefix_cache,
         policy: policy(args),
-        gap: milliseconds("--target-inter-token-ms", args.target_inter_token_ms)?.map_or(DEFAULT_GAP, Gap::Seconds),
+        gap: milliseconds("--target-inter-token-ms", args.target_inter_token_ms)?
+            .map_or(DEFAULT_GAP, InterTokenLimit::Seconds),
     })
 }
 

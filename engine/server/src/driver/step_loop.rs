@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError, Prepared};
-use windlass_engine_core::request::{Claim, FinishReason, RejectReason, RequestId};
-use windlass_engine_core::update::{EngineStats, RequestUpdate, Turn};
+use windlass_engine_core::request::{FinishReason, RejectReason, RequestDemand, RequestId};
+use windlass_engine_core::update::{EngineOutputs, EngineStats, RequestUpdate};
 
 /// Between two publications of the engine's state, which costs a walk over its blocks, seconds.
 const PUBLISH_EVERY_SECONDS: f64 = 0.02;
@@ -133,12 +133,12 @@ impl<E: Executor> StepLoop<E> {
         let prepared = self.engine.prepare()?;
         self.monitor.idle();
         self.monitor.prepared(&prepared);
-        let Prepared { done, all, went_on } = prepared;
-        if self.prepares && !went_on {
+        let Prepared { done, all, advanced } = prepared;
+        if self.prepares && !advanced {
             info!(graphs = done, of = all, "graphs were captured ahead of the steps that they are for");
         }
-        self.prepares = went_on;
-        Ok(went_on)
+        self.prepares = advanced;
+        Ok(advanced)
     }
 
     fn obey(&mut self, command: Command) -> Next {
@@ -168,7 +168,7 @@ impl<E: Executor> StepLoop<E> {
 
     pub(super) fn submit(&mut self, submission: Submission) {
         let Submission { request, arrival_seconds, events, cancel } = submission;
-        let (id, claim) = (request.id, Claim::of(&request));
+        let (id, claim) = (request.id, RequestDemand::of(&request));
         let prompt_tokens = if request.fork_of.is_some() { 0 } else { request.prompt.len() as u32 };
         // Senders race between reading the clock and sending; the queue's order is the truth.
         self.last_arrival_seconds = self.last_arrival_seconds.max(arrival_seconds);
@@ -184,13 +184,13 @@ impl<E: Executor> StepLoop<E> {
         let _ = events.try_send(event);
     }
 
-    fn rejected(&mut self, reason: RejectReason, claim: Claim) -> Event {
+    fn rejected(&mut self, reason: RejectReason, claim: RequestDemand) -> Event {
         match reason {
             RejectReason::QueueFull { .. } => self.monitor.rejected(QUEUE_FULL),
             RejectReason::TooSlow { .. } => self.monitor.rejected(TOO_SLOW),
             _ => (),
         }
-        let retry_after_seconds = self.engine.promise(claim, self.last_arrival_seconds);
+        let retry_after_seconds = self.engine.retry_after_seconds(claim, self.last_arrival_seconds);
         Event::Rejected { reason, retry_after_seconds }
     }
 
@@ -218,7 +218,7 @@ impl<E: Executor> StepLoop<E> {
     fn turn(&mut self) -> Result<(), ExecutorError> {
         let began = self.clock.seconds();
         self.monitor.turn_began(began);
-        let Turn { updates, step, lost } = self.engine.turn(began)?;
+        let EngineOutputs { updates, step, lost_kv: lost } = self.engine.step(began)?;
         let ended = self.clock.seconds();
         self.monitor.turn_ended(began, ended);
         if let Some(step) = step {
@@ -304,12 +304,12 @@ mod tests {
 
         fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
             if self.done == PIECES {
-                return Ok(Prepared { done: PIECES, all: PIECES, went_on: false });
+                return Ok(Prepared { done: PIECES, all: PIECES, advanced: false });
             }
             self.says.send("prepare").unwrap();
             self.lets.recv().map_err(|_| ExecutorError("a capture failed".into()))?;
             self.done += 1;
-            Ok(Prepared { done: self.done, all: PIECES, went_on: true })
+            Ok(Prepared { done: self.done, all: PIECES, advanced: true })
         }
     }
 

@@ -194,14 +194,13 @@ impl Metrics {
                 .counter(names::EXTERNAL_PREFIX_CACHE_QUERIES, "Tokens looked up in the swap space")?,
             external_hits: add.counter(names::EXTERNAL_PREFIX_CACHE_HITS, "Tokens found in the swap space")?,
             recomputed: add.counter(names::PROMPT_TOKENS_RECOMPUTED, "Prompt tokens computed once more")?,
-            corrupted: add
-                .counter(names::CORRUPTED_REQUESTS, "Requests for which the model gave numbers that are none")?,
-            drafts: add.counter(names::SPEC_DECODE_DRAFTS, "Rows with guesses of what comes next")?,
-            draft_tokens: add.counter(names::SPEC_DECODE_DRAFT_TOKENS, "Guesses computed")?,
-            accepted_tokens: add.counter(names::SPEC_DECODE_ACCEPTED_TOKENS, "Guesses that held")?,
+            corrupted: add.counter(names::CORRUPTED_REQUESTS, "Requests whose logits were not finite")?,
+            drafts: add.counter(names::SPEC_DECODE_DRAFTS, "Sequences' steps with draft tokens")?,
+            draft_tokens: add.counter(names::SPEC_DECODE_DRAFT_TOKENS, "Draft tokens verified")?,
+            accepted_tokens: add.counter(names::SPEC_DECODE_ACCEPTED_TOKENS, "Draft tokens accepted")?,
             accepted_by_position: add.counters(
                 names::SPEC_DECODE_ACCEPTED_TOKENS_PER_POS,
-                "Guesses that held, by how many were before them",
+                "Accepted draft tokens, by position",
                 "position",
             )?,
             request_success: add.counters(names::REQUEST_SUCCESS, "Requests that ended", "finished_reason")?,
@@ -362,8 +361,8 @@ impl Metrics {
         self.lost_sequences.inc_by(stats.lost_sequences - before.lost_sequences);
         self.prefix_queries.inc_by(stats.prefix_query_tokens - before.prefix_query_tokens);
         self.prefix_hits.inc_by(stats.prefix_hit_tokens - before.prefix_hit_tokens);
-        self.external_queries.inc_by(stats.tier.query_tokens - before.tier.query_tokens);
-        self.external_hits.inc_by(stats.tier.hit_tokens - before.tier.hit_tokens);
+        self.external_queries.inc_by(stats.swap.query_tokens - before.swap.query_tokens);
+        self.external_hits.inc_by(stats.swap.hit_tokens - before.swap.hit_tokens);
         self.recomputed.inc_by(stats.recomputed_tokens - before.recomputed_tokens);
         self.publish_drafts(&stats.drafts, &before.drafts);
         if stats.running == 0 {

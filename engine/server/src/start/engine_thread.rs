@@ -57,7 +57,7 @@ pub fn launch<E: Executor + 'static>(
         prefix_cache_key: rand::random(),
         prefix_cache_ttl_seconds: batching.prefix_cache_ttl_seconds,
         policy: batching.policy,
-        gap: batching.gap,
+        inter_token_limit: batching.gap,
     };
     let mut awaken = move |executor: E| {
         let engine = Engine::new(executor, config);
@@ -96,7 +96,7 @@ fn warm_up<E: Executor>(engine: &mut Engine<E>, clock: Clock) -> Result<(), Fail
     let request = Request::greedy(RequestId(u64::MAX), vec![0], 1);
     engine.add(request, clock.seconds()).map_err(|reason| Failure::internal(format!("the first request: {reason}")))?;
     while !engine.is_idle() {
-        let turn = engine.turn(clock.seconds()).map_err(|error| Failure::new(Reason::DeviceFailed, error))?;
+        let turn = engine.step(clock.seconds()).map_err(|error| Failure::new(Reason::DeviceFailed, error))?;
         if let Some(update) = turn.updates.into_iter().find(|update| update.finish.is_some()) {
             return check_first_token(&update);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 use windlass_engine_core::request::TokenId;
 
 /// The tokens around thoughts.
@@ -35,7 +35,7 @@ impl Thought {
 }
 
 impl Constraint for AfterThought {
-    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         let Thought { begin, end, inside } = self.thought;
         if !inside && generated.first() != Some(&begin) {
             let mut allowed = self.answer.allowed(generated, patience)?;
@@ -60,7 +60,7 @@ mod tests {
     struct Seven;
 
     impl Constraint for Seven {
-        fn allowed(&self, _: &[TokenId], _: Duration) -> Result<TokenSet, Withheld> {
+        fn allowed(&self, _: &[TokenId], _: Duration) -> Result<TokenSet, MaskUnavailable> {
             Ok(TokenSet::from_words(vec![1 << 7]))
         }
     }

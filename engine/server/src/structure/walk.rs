@@ -6,7 +6,7 @@ use llguidance::{CancellationHandle, Matcher};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 use windlass_engine_core::plan::SequenceFailure;
 use windlass_engine_core::request::TokenId;
 
@@ -79,7 +79,7 @@ impl Walk {
 }
 
 impl Constraint for Walk {
-    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, MaskUnavailable> {
         let deadline = Instant::now() + patience;
         let text = self.grammar.text(generated);
         let mut state = self.shared.locked();
@@ -91,7 +91,7 @@ impl Constraint for Walk {
             state.check()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Withheld::NotYet);
+                return Err(MaskUnavailable::NotReady);
             }
             let waited = self.shared.changed.wait_timeout(state, left.min(MOST_FOR_ONE));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -5,21 +5,21 @@ use super::*;
 use crate::engine::EngineConfig;
 use crate::plan::Ticket;
 use crate::request::{CacheScope, FinishReason, Request};
-use crate::sequence::{Sequence, StayId};
+use crate::sequence::{RunId, Sequence};
 use crate::update::StepStats;
 
-/// Guesses nothing, and notes whom it was asked about and who was forgotten.
+/// Draft tokens nothing, and notes whom it was asked about and who was forgotten.
 #[derive(Clone, Debug, Default)]
-struct Noting {
+struct Recorder {
     free: bool,
     asked: Arc<Mutex<Vec<u64>>>,
     forgotten: Arc<Mutex<Vec<u64>>>,
 }
 
-impl Proposer for Noting {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
-        self.asked.lock().expect("no test panics here").extend(asks.iter().map(|ask| ask.request.0));
-        vec![DraftTree::default(); asks.len()]
+impl Proposer for Recorder {
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
+        self.asked.lock().expect("no test panics here").extend(requests.iter().map(|request| request.request.0));
+        vec![DraftTree::default(); requests.len()]
     }
 
     fn is_free(&self) -> bool {
@@ -31,25 +31,25 @@ impl Proposer for Noting {
     }
 }
 
-fn scheduler(noting: &Noting) -> Scheduler {
+fn scheduler(recorder: &Recorder) -> Scheduler {
     let mut scheduler = Scheduler::new(GEOMETRY, EngineConfig::PLAIN);
-    scheduler.speculate(Box::new(noting.clone()), 8);
+    scheduler.set_proposer(Box::new(recorder.clone()), 8);
     scheduler
 }
 
 fn speculation(free: bool) -> Speculation {
-    let proposer = Box::new(Noting { free, ..Noting::default() });
-    Speculation { proposer, most: 8, held: FIRST_SHARE, stats: DraftStats::default() }
+    let proposer = Box::new(Recorder { free, ..Recorder::default() });
+    Speculation { proposer, max_tokens: 8, acceptance_rate: INITIAL_ACCEPTANCE, stats: DraftStats::default() }
 }
 
-/// A sequence with a prompt and answer of so many tokens, of which so many are computed, and guesses for it.
+/// A sequence with a prompt and answer of so many tokens, of which so many are computed, and draft tokens for it.
 fn enter(scheduler: &mut Scheduler, [prompt, answer, computed]: [usize; 3], max_tokens: u32) -> usize {
     let (index, tokens) = (scheduler.running.len(), vec![1; prompt]);
     let mut sequence = Sequence::new(Request::greedy(RequestId(index as u64), tokens, max_tokens), 0.0);
     sequence.tokens.extend(vec![2; answer]);
-    let table = scheduler.kv.open(&sequence.tokens, CacheScope::SHARED, 0).expect("blocks are free");
-    let mut run = Running::new(StayId(index as u64), sequence, table, computed);
-    run.guess.tree = DraftTree::chain([7, 8]);
+    let table = scheduler.kv.allocate(&sequence.tokens, CacheScope::SHARED, 0).expect("blocks are free");
+    let mut run = Running::new(RunId(index as u64), sequence, table, computed);
+    run.draft.tree = DraftTree::chain([7, 8]);
     scheduler.running.push(run);
     index
 }
@@ -63,120 +63,121 @@ fn near(value: Option<f64>, expected: f64) -> bool {
 }
 
 #[test]
-fn each_guess_that_was_scored_moves_what_is_known_of_guesses() {
+fn each_draft_that_was_scored_moves_what_is_known_of_drafts() {
     let mut speculation = speculation(true);
-    let mut guess = Guess { tree: DraftTree::chain([7, 8]), ..Guess::default() };
-    speculation.learn(&mut guess, 7);
-    assert!(near(guess.held, 0.55) && near(Some(speculation.held), 0.51), "{guess:?}");
-    speculation.learn(&mut guess, 9);
-    assert!(near(guess.held, 0.495) && near(Some(speculation.held), 0.4998), "{guess:?}");
-    speculation.learn(&mut guess, 9);
-    assert!(guess.tree.is_empty() && near(guess.held, 0.495), "nothing was guessed");
+    let mut draft = DraftState { tree: DraftTree::chain([7, 8]), ..DraftState::default() };
+    speculation.observe(&mut draft, 7);
+    assert!(near(draft.acceptance_rate, 0.55) && near(Some(speculation.acceptance_rate), 0.51), "{draft:?}");
+    speculation.observe(&mut draft, 9);
+    assert!(near(draft.acceptance_rate, 0.495) && near(Some(speculation.acceptance_rate), 0.4998), "{draft:?}");
+    speculation.observe(&mut draft, 9);
+    assert!(draft.tree.is_empty() && near(draft.acceptance_rate, 0.495), "nothing was drafted");
 }
 
 #[test]
-fn who_had_no_guess_is_asked_about_less_and_less() {
-    let mut guess = Guess::default();
+fn who_had_no_draft_is_asked_about_less_and_less() {
+    let mut draft = DraftState::default();
     let pauses = [(); 7].map(|()| {
-        guess.made(DraftTree::default(), 100);
-        guess.resume_at - 100
+        draft.set_free(DraftTree::default(), 100);
+        draft.resume_at - 100
     });
     assert_eq!(pauses, [1, 2, 4, 8, 16, 16, 16]);
-    guess.made(DraftTree::chain([1]), 100);
-    assert_eq!(guess.resume_at, 101);
-    guess.tried(DraftTree::default(), 100);
-    assert_eq!(guess.resume_at, 228);
+    draft.set_free(DraftTree::chain([1]), 100);
+    assert_eq!(draft.resume_at, 101);
+    draft.set_costly(DraftTree::default(), 100);
+    assert_eq!(draft.resume_at, 228);
 }
 
 #[test]
-fn guesses_are_counted_by_step_and_by_place() {
+fn drafts_are_counted_by_step_and_by_place() {
     let mut stats = DraftStats::default();
     [(3, 2), (4, 1)].into_iter().for_each(|(drafted, accepted)| stats.count(drafted, accepted));
     assert_eq!(
         (stats.drafts, stats.tokens, stats.accepted, &stats.accepted_by_position[..3]),
         (2, 7, 3, &[2, 1, 0][..])
     );
-    let mut scheduler = scheduler(&Noting::default());
+    let mut scheduler = scheduler(&Recorder::default());
     let index = enter(&mut scheduler, DECODING, 9);
-    scheduler.judge(index, &[7], 0);
+    scheduler.record_verification(index, &[7], 0);
     assert_eq!(scheduler.draft_stats(), DraftStats::default(), "none was computed");
 }
 
 #[test]
-fn a_guess_pays_where_its_time_gives_fewer_tokens_without_it() {
-    assert_eq!(Scheduler::new(GEOMETRY, EngineConfig::PLAIN).bar(), f64::INFINITY);
-    let bar = |seconds: [f64; 3], decoding: usize| {
-        let mut scheduler = scheduler(&Noting::default());
+fn a_draft_pays_where_its_time_gives_fewer_tokens_without_it() {
+    assert_eq!(Scheduler::new(GEOMETRY, EngineConfig::PLAIN).min_acceptance(), f64::INFINITY);
+    let min_acceptance = |seconds: [f64; 3], decoding: usize| {
+        let mut scheduler = scheduler(&Recorder::default());
         for step in 0..90_u32 {
-            let (prompt, rows, guesses) = (u32::from(step % 3 == 0), step % 5 + 1, step % 7);
-            let [step, row, guess] = seconds;
-            let taken = step + row * f64::from(rows) + guess * f64::from(guesses);
-            scheduler.step_time.observe(prompt, rows, guesses, taken);
+            let (prompt, rows, drafts) = (u32::from(step % 3 == 0), step % 5 + 1, step % 7);
+            let [step, row, draft] = seconds;
+            let taken = step + row * f64::from(rows) + draft * f64::from(drafts);
+            scheduler.step_time.observe(prompt, rows, drafts, taken);
         }
         (0..decoding).for_each(|_| _ = enter(&mut scheduler, DECODING, 9));
         enter(&mut scheduler, OTHERS[0], 9);
-        scheduler.bar()
+        scheduler.min_acceptance()
     };
-    // A step of four rows takes 6 ms, four guesses 2.
+    // A step of four rows takes 6 ms, four draft tokens 2.
     for (seconds, decoding, expected) in [
         ([4e-3, 0.5e-3, 0.5e-3], 4, MARGIN / 3.0),
         ([4e-3, 0.5e-3, 0.5e-3], 0, MARGIN / 9.0),
-        ([4e-3, 0.5e-3, 0.0], 4, MARGIN * LEAST_COST),
-        ([0.0, 0.0, 0.0], 4, MARGIN * FIRST_COST),
+        ([4e-3, 0.5e-3, 0.0], 4, MARGIN * MIN_COST),
+        ([0.0, 0.0, 0.0], 4, MARGIN * INITIAL_COST),
     ] {
-        let bar = bar(seconds, decoding);
-        assert!((bar / expected - 1.0).abs() < 0.02, "{bar}, not {expected}, of {seconds:?}");
+        let min_acceptance = min_acceptance(seconds, decoding);
+        assert!((min_acceptance / expected - 1.0).abs() < 0.02, "{min_acceptance}, not {expected}, of {seconds:?}");
     }
-    assert!(near(Some(scheduler(&Noting::default()).bar()), MARGIN * FIRST_COST));
+    assert!(near(Some(scheduler(&Recorder::default()).min_acceptance()), MARGIN * INITIAL_COST));
 }
 
 #[test]
-fn a_step_waits_for_guesses_of_who_decodes_and_may_have_them() {
-    let mut scheduler = scheduler(&Noting::default());
+fn a_step_waits_for_drafts_of_who_decodes_and_may_have_them() {
+    let mut scheduler = scheduler(&Recorder::default());
     let decoding = enter(&mut scheduler, DECODING, 9);
     let others = OTHERS.map(|other| enter(&mut scheduler, other, 9));
     let at_its_end = enter(&mut scheduler, DECODING, 2);
     let (free, costly) = (speculation(true), speculation(false));
-    let [low, high] = [0.49, FIRST_SHARE];
+    let [low, high] = [0.49, INITIAL_ACCEPTANCE];
     let run = &mut scheduler.running[decoding];
-    assert!(free.wants(run, low) && !free.wants(run, high), "made, and it pays or not");
-    assert!(costly.wants(run, low) && costly.wants(run, high), "made, so it is computed");
-    run.guess.tree = DraftTree::default();
-    run.guess.resume_at = 4;
-    assert!(!free.wants(run, low), "none was made");
-    assert!(costly.wants(run, high), "it is due");
-    run.guess.resume_at = 5;
-    assert!(costly.wants(run, low) && !costly.wants(run, high), "it pays or not");
+    assert!(free.wants_draft(run, low) && !free.wants_draft(run, high), "made, and it pays or not");
+    assert!(costly.wants_draft(run, low) && costly.wants_draft(run, high), "made, so it is computed");
+    run.draft.tree = DraftTree::default();
+    run.draft.resume_at = 4;
+    assert!(!free.wants_draft(run, low), "none was made");
+    assert!(costly.wants_draft(run, high), "it is due");
+    run.draft.resume_at = 5;
+    assert!(costly.wants_draft(run, low) && !costly.wants_draft(run, high), "it pays or not");
     for other in others.into_iter().chain([at_its_end]) {
         let run = &scheduler.running[other];
-        assert!(!free.wants(run, low) && !costly.wants(run, low), "{other}");
+        assert!(!free.wants_draft(run, low) && !costly.wants_draft(run, low), "{other}");
     }
 }
 
 #[test]
-fn free_guesses_are_due_where_they_are_of_use_and_none_is_left() {
-    let mut scheduler = scheduler(&Noting::default());
+fn free_drafts_are_due_where_they_are_of_use_and_none_is_left() {
+    let mut scheduler = scheduler(&Recorder::default());
     let decoding = enter(&mut scheduler, DECODING, 9);
     let without_prompt = enter(&mut scheduler, OTHERS[1], 9);
     let at_its_end = enter(&mut scheduler, DECODING, 2);
-    let is_due = |index: usize, guess: Guess| guess.is_due(&scheduler.running[index]);
-    let (none, made) = (Guess::default(), Guess { tree: DraftTree::chain([7]), ..Guess::default() });
+    let is_due = |index: usize, draft: DraftState| draft.is_due(&scheduler.running[index]);
+    let (none, made) = (DraftState::default(), DraftState { tree: DraftTree::chain([7]), ..DraftState::default() });
     assert!(is_due(decoding, none.clone()) && !is_due(decoding, made));
-    assert!(is_due(decoding, Guess { resume_at: 4, ..Guess::default() }));
-    assert!(!is_due(decoding, Guess { resume_at: 5, ..Guess::default() }));
+    assert!(is_due(decoding, DraftState { resume_at: 4, ..DraftState::default() }));
+    assert!(!is_due(decoding, DraftState { resume_at: 5, ..DraftState::default() }));
     assert!(!is_due(without_prompt, none.clone()) && !is_due(at_its_end, none));
 }
 
 #[test]
-fn guesses_go_as_deep_as_they_pay_and_one_that_was_costly_is_computed() {
-    let guess = Guess { tree: DraftTree::chain([7, 8, 9]), ..Guess::default() };
-    let counts = |free: bool| [0.6, 0.3, 0.25, 0.2].map(|bar| speculation(free).count(&guess, bar));
+fn drafts_go_as_deep_as_they_pay_and_one_that_was_costly_is_computed() {
+    let draft = DraftState { tree: DraftTree::chain([7, 8, 9]), ..DraftState::default() };
+    let counts =
+        |free: bool| [0.6, 0.3, 0.25, 0.2].map(|min_acceptance| speculation(free).count(&draft, min_acceptance));
     assert_eq!((counts(true), counts(false)), ([0, 1, 1, 2], [1, 1, 1, 2]));
 }
 
 #[test]
 fn only_who_decodes_and_draws_nothing_is_drafted_for() {
-    let mut scheduler = scheduler(&Noting { free: true, ..Noting::default() });
+    let mut scheduler = scheduler(&Recorder { free: true, ..Recorder::default() });
     let decoding = enter(&mut scheduler, DECODING, 9);
     let others = OTHERS.map(|other| enter(&mut scheduler, other, 9));
     let drawing = enter(&mut scheduler, DECODING, 9);
@@ -187,13 +188,13 @@ fn only_who_decodes_and_draws_nothing_is_drafted_for() {
     assert_eq!(scheduler.draft(decoding, 8, 0.0), DraftTree::chain([7, 8]));
     let longer = enter(&mut scheduler, [5, 1, 5], 9);
     assert_eq!(scheduler.draft(longer, 8, 0.0).len(), 2);
-    assert_eq!(scheduler.running[longer].table.covered_blocks(), 2, "for a token and two guesses behind five");
+    assert_eq!(scheduler.running[longer].table.covered_blocks(), 2, "for a token and two draft tokens behind five");
     assert_eq!(scheduler.draft(decoding, 1, 0.0).len(), 1);
 }
 
 #[test]
 fn half_of_a_step_is_left_to_prompts() {
-    let mut scheduler = scheduler(&Noting::default());
+    let mut scheduler = scheduler(&Recorder::default());
     enter(&mut scheduler, DECODING, 9);
     assert_eq!(scheduler.reserved_for_prompts(), 0);
     enter(&mut scheduler, OTHERS[2], 9);
@@ -201,9 +202,9 @@ fn half_of_a_step_is_left_to_prompts() {
 }
 
 #[test]
-fn a_step_waits_for_those_with_guesses() {
+fn a_step_waits_for_those_with_drafts() {
     for (draft_tokens, waits) in [(0, false), (3, true)] {
-        let mut scheduler = scheduler(&Noting { free: true, ..Noting::default() });
+        let mut scheduler = scheduler(&Recorder { free: true, ..Recorder::default() });
         let stats = StepStats { draft_tokens, ..StepStats::default() };
         scheduler.submitted(Ticket(0), Vec::new(), &[], stats);
         assert_eq!(scheduler.waits_for_results(), waits, "{draft_tokens}");
@@ -211,14 +212,14 @@ fn a_step_waits_for_those_with_guesses() {
 }
 
 #[test]
-fn costly_guesses_are_asked_for_once_and_forgotten_with_their_request() {
-    let noting = Noting::default();
-    let mut scheduler = scheduler(&noting);
+fn costly_drafts_are_asked_for_once_and_forgotten_with_their_request() {
+    let recorder = Recorder::default();
+    let mut scheduler = scheduler(&recorder);
     [DECODING, DECODING, OTHERS[0]].into_iter().for_each(|state| _ = enter(&mut scheduler, state, 9));
-    scheduler.running[1].guess = Guess::default();
-    scheduler.running[2].guess = Guess::default();
-    scheduler.guess_at_cost();
-    assert_eq!(*noting.asked.lock().expect("no test panics here"), [1], "who decodes and has none");
+    scheduler.running[1].draft = DraftState::default();
+    scheduler.running[2].draft = DraftState::default();
+    scheduler.propose_costly_drafts();
+    assert_eq!(*recorder.asked.lock().expect("no test panics here"), [1], "who decodes and has none");
     scheduler.finish(RequestId(1), FinishReason::Abort).expect("it is live");
-    assert_eq!(*noting.forgotten.lock().expect("no test panics here"), [1]);
+    assert_eq!(*recorder.forgotten.lock().expect("no test panics here"), [1]);
 }

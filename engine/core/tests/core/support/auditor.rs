@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, KvGroups, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{
-    BlockId, InputToken, Move, PlanRow, RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket,
+    BlockId, BlockMove, InputToken, PlanRow, RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
 use windlass_engine_core::request::RequestId;
 use windlass_engine_core::sim::{SimExecutor, Unpaced};
@@ -87,8 +87,8 @@ impl Auditor {
         assert_eq!(distinct.len(), read.len(), "a block twice in {row:?}");
         row.tokens.iter().for_each(|token| self.check_input(row, *token));
         if row.draft().is_some() {
-            assert!(matches!(row.tokens[..], [InputToken::Known(_)]), "guesses behind an unknown token: {row:?}");
-            assert!(row.score.is_none(), "guesses beside scores: {row:?}");
+            assert!(matches!(row.tokens[..], [InputToken::Known(_)]), "draft tokens behind an unknown token: {row:?}");
+            assert!(row.score.is_none(), "draft tokens beside scores: {row:?}");
         }
     }
 
@@ -114,21 +114,21 @@ impl Auditor {
         let (_, plan) = self.in_flight.iter().find(|(known, _)| *known == ticket).expect("a ticket in flight");
         let source = &plan.rows[source as usize];
         assert_eq!(source.request, row.request, "another request's token");
-        assert!(source.draft().is_none(), "a token behind guesses that are not judged");
+        assert!(source.draft().is_none(), "a token behind draft tokens that are not judged");
         assert!(source.sample.is_some(), "a token of a row that samples none");
         assert_eq!(source.first_position as usize + source.tokens.len(), row.first_position as usize);
     }
 
     /// A block that moves is in no step in flight. One that comes back is for a row that does not compute it.
-    fn check_move(&self, plan: &StepPlan, moved: &Move) {
+    fn check_move(&self, plan: &StepPlan, moved: &BlockMove) {
         let (block, slot) = match moved {
-            Move::Copy { to, .. } => return self.check_copy(plan, *to),
-            Move::Out { block, slot } | Move::In { slot, block } => (block, slot),
+            BlockMove::Copy { to, .. } => return self.check_copy(plan, *to),
+            BlockMove::SwapOut { block, slot } | BlockMove::SwapIn { slot, block } => (block, slot),
         };
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
         assert!(in_flight.clone().all(|row| !row.blocks.contains(block)), "{moved:?} moves a block in flight");
         assert!(slot.0 < self.geometry().swap_slots, "{moved:?}");
-        if matches!(moved, Move::In { .. }) {
+        if matches!(moved, BlockMove::SwapIn { .. }) {
             let computed = |row: &PlanRow| (row.first_position / self.geometry().block_tokens) as usize;
             let reads = |row: &PlanRow| self.place(row, *block).is_some_and(|(_, index)| index < computed(row));
             assert!(plan.rows.iter().any(reads), "{moved:?} for nobody");
@@ -197,7 +197,7 @@ impl Executor for Auditor {
         for (index, (row, result)) in plan.rows.iter().zip(&mut output.rows).enumerate() {
             let failure = match (poisoned.remove(&row.request), lost.remove(&row.request)) {
                 (true, _) => Some(SequenceFailure::Corrupted("poisoned".into())),
-                (false, true) => Some(SequenceFailure::Lost("the disk is full".into())),
+                (false, true) => Some(SequenceFailure::LostKv("the disk is full".into())),
                 (false, false) => None,
             };
             if let Some(failure) = failure {

@@ -8,13 +8,13 @@ mod reluctant;
 pub use auditor::Auditor;
 pub use clock::TestClock;
 pub use oracle::Oracle;
-pub use reluctant::{PUT_OFF, Reluctant};
+pub use reluctant::{DEFERRED, Reluctant};
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{CacheScope, FinishReason, Request, RequestId, Tenant, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
-use windlass_engine_core::update::{RequestUpdate, Turn};
+use windlass_engine_core::update::{EngineOutputs, RequestUpdate};
 
 /// Few words, so that stop tokens among them are met.
 pub const WORDS: u32 = 13;
@@ -114,20 +114,20 @@ impl With for Request {
 
 /// One turn, with everything checked after it. Unless idle, a turn gets on: it submits a step, collects
 /// one, or ends a request.
-pub fn turn(engine: &mut TestEngine, now: f64) -> Turn {
+pub fn step(engine: &mut TestEngine, now: f64) -> EngineOutputs {
     let (idle, submitted) = (engine.is_idle(), engine.executor().submitted());
-    let turn = engine.turn(now).expect("the simulator does not fail");
+    let outputs = engine.step(now).expect("the simulator does not fail");
     engine.audit().expect("the engine is sound");
-    let got_on = turn.step.is_some() || !turn.updates.is_empty() || engine.executor().submitted() > submitted;
+    let got_on = outputs.step.is_some() || !outputs.updates.is_empty() || engine.executor().submitted() > submitted;
     assert!(idle || got_on, "a turn for nothing: {:?}", engine.stats());
-    turn
+    outputs
 }
 
 /// Turns until idle; all updates in order.
 pub fn drain(engine: &mut TestEngine) -> Vec<RequestUpdate> {
     let mut updates = Vec::new();
     while !engine.is_idle() {
-        updates.extend(turn(engine, 0.0).updates);
+        updates.extend(step(engine, 0.0).updates);
     }
     updates
 }

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
+use windlass_engine_core::draft::{DraftRequest, DraftTree, Proposer};
 use windlass_engine_core::request::{RequestId, TokenId};
 
-/// Guesses from the texts that it was told.
+/// Draft tokens from the texts that it was told.
 #[derive(Clone, Debug)]
 pub struct Oracle {
-    /// One guess in so many is wrong; 0 for none.
+    /// One draft token in so many is wrong; 0 for none.
     pub errs_one_in: u64,
-    /// Wrong guesses beside the right ones.
+    /// Wrong draft tokens beside the right ones.
     pub branches: bool,
     pub free: bool,
     pub texts: Arc<Mutex<HashMap<RequestId, Vec<TokenId>>>>,
@@ -32,19 +32,20 @@ impl Oracle {
         self.texts.lock().unwrap().len()
     }
 
-    fn guess(&self, ask: &Ask<'_>) -> DraftTree {
+    fn draft(&self, request: &DraftRequest<'_>) -> DraftTree {
         let texts = self.texts.lock().unwrap();
         let (mut tree, mut parent) = (DraftTree::default(), None);
-        let Some(text) = texts.get(&ask.request) else { return tree };
-        assert!(text.starts_with(ask.tokens), "{:?} begins {:?}, not {text:?}", ask.request, ask.tokens);
-        for (index, &token) in text.iter().enumerate().skip(ask.tokens.len()) {
-            if tree.len() + usize::from(self.branches) >= ask.most {
+        let Some(text) = texts.get(&request.request) else { return tree };
+        assert!(text.starts_with(request.tokens), "{:?} begins {:?}, not {text:?}", request.request, request.tokens);
+        for (index, &token) in text.iter().enumerate().skip(request.tokens.len()) {
+            if tree.len() + usize::from(self.branches) >= request.max_tokens {
                 break;
             }
             if self.branches {
                 tree.push(token + 1, parent);
             }
-            let errs = self.errs_one_in > 0 && (index as u64 * 7919 + ask.request.0).is_multiple_of(self.errs_one_in);
+            let errs =
+                self.errs_one_in > 0 && (index as u64 * 7919 + request.request.0).is_multiple_of(self.errs_one_in);
             parent = Some(tree.push(token + 2 * u32::from(errs), parent));
         }
         tree
@@ -52,8 +53,8 @@ impl Oracle {
 }
 
 impl Proposer for Oracle {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
-        asks.iter().map(|ask| self.guess(ask)).collect()
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
+        requests.iter().map(|request| self.draft(request)).collect()
     }
 
     fn is_free(&self) -> bool {

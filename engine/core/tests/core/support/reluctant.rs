@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
+use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 
 /// How often one of them was waited for and did not know.
-pub static PUT_OFF: AtomicU64 = AtomicU64::new(0);
+pub static DEFERRED: AtomicU64 = AtomicU64::new(0);
 
 /// Does not know in time, so many times of each time that it does.
 #[derive(Debug)]
@@ -22,14 +22,14 @@ impl Reluctant {
 }
 
 impl Constraint for Reluctant {
-    fn allowed(&self, _generated: &[u32], patience: Duration) -> Result<TokenSet, Withheld> {
+    fn allowed(&self, _generated: &[u32], timeout: Duration) -> Result<TokenSet, MaskUnavailable> {
         // It is asked beforehand, too, without being waited for.
-        if patience.is_zero() {
-            return Err(Withheld::NotYet);
+        if timeout.is_zero() {
+            return Err(MaskUnavailable::NotReady);
         }
         if self.asked.fetch_add(1, Ordering::Relaxed) % (self.late + 1) < self.late {
-            PUT_OFF.fetch_add(1, Ordering::Relaxed);
-            return Err(Withheld::NotYet);
+            DEFERRED.fetch_add(1, Ordering::Relaxed);
+            return Err(MaskUnavailable::NotReady);
         }
         Ok(TokenSet::from_words(vec![u32::MAX; 4]))
     }

@@ -6,24 +6,24 @@
 use std::time::Duration;
 
 use super::Scheduler;
-use crate::engine::Gap;
+use crate::engine::InterTokenLimit;
 use crate::update::StepStats;
 
 /// Without a target: of the time that the step takes itself. Tokens of the others come at most that much later, which
 /// nobody sees, and most masks take far less.
-const SHARE: f64 = 1.5;
+const STEP_SHARE: f64 = 1.5;
 /// Whatever was measured.
-const LEAST_SECONDS: f64 = 0.001;
+const MIN_SECONDS: f64 = 0.001;
 /// Before steps were measured.
-const FIRST_SECONDS: f64 = 0.05;
+const INITIAL_SECONDS: f64 = 0.05;
 
 impl Scheduler {
     /// How long a step waits, from its beginning: as long as the target between tokens allows.
-    pub(super) fn patience(&self, step: &StepStats) -> Duration {
-        let target = if let Gap::Seconds(seconds) = self.gap { Some(seconds) } else { None };
+    pub(super) fn mask_timeout(&self, step: &StepStats) -> Duration {
+        let target = if let InterTokenLimit::Seconds(seconds) = self.inter_token_limit { Some(seconds) } else { None };
         let seconds = match self.step_time.predict(step.prefill_tokens, step.decode_tokens) {
-            Some(predicted) => target.unwrap_or(LEAST_SECONDS).max(SHARE * predicted),
-            None => target.unwrap_or(FIRST_SECONDS),
+            Some(predicted) => target.unwrap_or(MIN_SECONDS).max(STEP_SHARE * predicted),
+            None => target.unwrap_or(INITIAL_SECONDS),
         };
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }

@@ -9,12 +9,12 @@ use std::collections::BinaryHeap;
 
 use super::Scheduler;
 use crate::executor::MAX_IN_FLIGHT;
-use crate::request::Claim;
+use crate::request::RequestDemand;
 
 /// What has a prompt to compute, and then an answer to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Job {
-    pub(super) claim: Claim,
+pub(super) struct Workload {
+    pub(super) demand: RequestDemand,
     /// Tokens to generate after the prompt.
     pub(super) answer_tokens: u64,
     /// Blocks that it takes.
@@ -23,7 +23,7 @@ pub(super) struct Job {
 
 /// How a job fares, in seconds from now.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fate {
+pub(super) struct Forecast {
     /// When it has a place.
     pub(super) starts: f64,
     /// When its first token is there.
@@ -32,7 +32,7 @@ pub(super) struct Fate {
 
 /// The state when some step begins.
 #[derive(Clone)]
-pub(super) struct Outlook<'a> {
+pub(super) struct ForecastState<'a> {
     scheduler: &'a Scheduler,
     /// Steps from now.
     step: u64,
@@ -49,49 +49,49 @@ pub(super) struct Outlook<'a> {
     blocks: u64,
 }
 
-impl<'a> Outlook<'a> {
+impl<'a> ForecastState<'a> {
     /// Before the next step, with places for so many that run and have yet to [go on](Outlook::go_on).
-    pub(super) fn new(scheduler: &'a Scheduler, reserved: usize) -> Option<Outlook<'a>> {
-        let in_flight = scheduler.in_flight.iter().filter(|_| !scheduler.is_staged());
+    pub(super) fn new(scheduler: &'a Scheduler, reserved: usize) -> Option<ForecastState<'a>> {
+        let in_flight = scheduler.in_flight.iter().filter(|_| !scheduler.is_pipelined());
         let seconds =
             in_flight.map(|step| scheduler.step_time.predict(step.stats.prefill_tokens, step.stats.decode_tokens));
         let seconds = seconds.sum::<Option<f64>>()?;
         let (step, rows, filled, ends) = (0, 0, 0, BinaryHeap::new());
         let blocks = scheduler.kv.available() as u64;
-        Some(Outlook { scheduler, step, seconds, rows, filled, ends, reserved, blocks })
+        Some(ForecastState { scheduler, step, seconds, rows, filled, ends, reserved, blocks })
     }
 
     /// One decodes: for so many tokens yet, the one being drawn among them, in so many blocks.
-    pub(super) fn decodes(&mut self, tokens: u64, blocks: u64) {
+    pub(super) fn add_decode(&mut self, tokens: u64, blocks: u64) {
         self.ends.push(Reverse((self.scheduler.stages as u64 * tokens.max(1), blocks)));
-        self.rows = self.decoding();
+        self.rows = self.decode_rows();
     }
 
     /// One that has its place and its blocks goes on with its prompt.
-    pub(super) fn go_on(&mut self, job: &Job) {
-        self.compute(job);
+    pub(super) fn add_prefill(&mut self, workload: &Workload) {
+        self.prefill(workload);
         self.reserved -= 1;
     }
 
     /// One leaves the queue.
-    pub(super) fn take(&mut self, job: &Job) -> Fate {
-        while !self.has_place(job.blocks) && !self.ends.is_empty() {
-            self.pass(self.stride());
+    pub(super) fn admit(&mut self, workload: &Workload) -> Forecast {
+        while !self.has_room(workload.blocks) && !self.ends.is_empty() {
+            self.advance(self.like_steps());
         }
-        self.blocks = self.blocks.saturating_sub(job.blocks);
-        Fate { starts: self.seconds, first_token: self.compute(job) }
+        self.blocks = self.blocks.saturating_sub(workload.blocks);
+        Forecast { starts: self.seconds, first_token: self.prefill(workload) }
     }
 
     /// Nobody leaves the queue before so many seconds from now.
-    pub(super) fn wait_until(&mut self, seconds: f64) {
+    pub(super) fn advance_until(&mut self, seconds: f64) {
         while self.seconds < seconds && !self.ends.is_empty() {
             let steps = ((seconds - self.seconds) / self.step_seconds()).ceil() as u64;
-            self.pass(steps.clamp(1, self.stride()));
+            self.advance(steps.clamp(1, self.like_steps()));
         }
         self.seconds = self.seconds.max(seconds);
     }
 
-    fn has_place(&self, blocks: u64) -> bool {
+    fn has_room(&self, blocks: u64) -> bool {
         let running = self.ends.len() + self.reserved;
         let geometry = &self.scheduler.geometry;
         let spare = running as u64 * u64::from(geometry.groups.count());
@@ -99,34 +99,34 @@ impl<'a> Outlook<'a> {
     }
 
     /// Goes on to the step that computes the last of the prompt, and through its stages: seconds until then.
-    fn compute(&mut self, job: &Job) -> f64 {
-        let mut left = u64::from(job.claim.prompt_tokens.max(1));
+    fn prefill(&mut self, workload: &Workload) -> f64 {
+        let mut left = u64::from(workload.demand.prompt_tokens.max(1));
         loop {
-            let room = self.room();
+            let room = self.prefill_room();
             if left <= room {
                 break;
             }
-            let steps = (left - 1).checked_div(room).unwrap_or(u64::MAX).min(self.stride());
+            let steps = (left - 1).checked_div(room).unwrap_or(u64::MAX).min(self.like_steps());
             self.filled += room;
             left -= room * steps;
-            self.pass(steps);
+            self.advance(steps);
         }
         self.filled += left;
         // Seen when it was drawn, each token after the first a round of the stages later.
-        let (stages, rounds) = (self.scheduler.stages as u64, job.answer_tokens.saturating_sub(1));
+        let (stages, rounds) = (self.scheduler.stages as u64, workload.answer_tokens.saturating_sub(1));
         let seen = stages.max(MAX_IN_FLIGHT as u64);
-        self.ends.push(Reverse((self.step + stages * rounds + seen, job.blocks)));
+        self.ends.push(Reverse((self.step + stages * rounds + seen, workload.blocks)));
         self.seconds + self.scheduler.stages as f64 * self.step_seconds()
     }
 
     /// Prompt tokens that the step may have yet.
-    fn room(&self) -> u64 {
+    fn prefill_room(&self) -> u64 {
         let budget = u64::from(self.scheduler.prefill_budget(self.rows));
         budget.max(u64::from(self.ends.is_empty())).saturating_sub(self.filled)
     }
 
     /// Through so many steps, all of them like this one.
-    fn pass(&mut self, steps: u64) {
+    fn advance(&mut self, steps: u64) {
         self.seconds += steps as f64 * self.step_seconds();
         self.step += steps;
         self.filled = 0;
@@ -134,7 +134,7 @@ impl<'a> Outlook<'a> {
             self.blocks += blocks;
             self.ends.pop();
         }
-        self.rows = self.decoding();
+        self.rows = self.decode_rows();
     }
 
     fn step_seconds(&self) -> f64 {
@@ -142,7 +142,7 @@ impl<'a> Outlook<'a> {
     }
 
     /// Steps that are like this one.
-    fn stride(&self) -> u64 {
+    fn like_steps(&self) -> u64 {
         match self.ends.peek().filter(|_| self.filled == 0) {
             Some(Reverse((end, _))) => end - self.step,
             None => 1,
@@ -150,7 +150,7 @@ impl<'a> Outlook<'a> {
     }
 
     /// Rows of a step that decode where all that do are divided among the stages.
-    fn decoding(&self) -> u32 {
+    fn decode_rows(&self) -> u32 {
         self.ends.len().div_ceil(self.scheduler.stages) as u32
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::support::{CONFIG, GEOMETRY, Reluctant, TestEngine, With, alone, drain, engine, logprobs, request, staged};
-use crate::support::{text, turn, updates_alone};
+use crate::support::{step, text, updates_alone};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{Request, RequestId};
@@ -49,7 +49,7 @@ fn a_sequence_that_is_put_off_holds_up_no_other() {
     let mut updates = Vec::new();
     // As many turns as it takes alone, and the one that fills the pipeline.
     for _ in 0..12 + 2 {
-        updates.extend(turn(&mut engine, 0.0).updates);
+        updates.extend(step(&mut engine, 0.0).updates);
     }
     assert_eq!(text(&updates, 2), alone(&other, 4));
     assert_eq!((text(&updates, 1), engine.stats().running), ((vec![], None), 1));

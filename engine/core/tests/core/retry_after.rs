@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::{CONFIG, GEOMETRY, TestClock, With};
 use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{Claim, RejectReason, Request, RequestId};
+use windlass_engine_core::request::{RejectReason, Request, RequestDemand, RequestId};
 use windlass_engine_core::sim::{Pace, SimExecutor, SimStop, SimVocabulary, StepTime, mix};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -95,16 +95,16 @@ impl Site {
         self.engine.add(request, now)
     }
 
-    fn turn(&mut self) -> Vec<RequestUpdate> {
+    fn step(&mut self) -> Vec<RequestUpdate> {
         let now = self.now();
-        self.engine.turn(now).expect("the simulator does not fail").updates
+        self.engine.step(now).expect("the simulator does not fail").updates
     }
 
     /// Lets it learn how fast it is, and how long answers are.
     fn learn(&mut self, dice: &mut Dice, answers: Answers) {
         (0..8).for_each(|id| self.add(asked(1_000_000 + id, dice, answers)).expect("an admissible request"));
         while !self.engine.is_idle() {
-            self.turn();
+            self.step();
         }
     }
 
@@ -184,16 +184,16 @@ fn predict(seed: u64, policy: Policy, has_room: bool, ratios: &mut Ratios) {
             site.add(request.tenant(dice.below(3) as u32)).expect("an admissible request");
         }
         let drains = burst == bursts;
-        let turns = if drains { u64::MAX } else { dice.within(20, 400) };
-        for turn in 0..turns {
+        let steps = if drains { u64::MAX } else { dice.within(20, 400) };
+        for index in 0..steps {
             if site.engine.is_idle() {
                 break;
             }
-            if turn % 23 == 5 && site.engine.stats().waiting > 0 {
+            if index % 23 == 5 && site.engine.stats().waiting > 0 {
                 id += 1;
                 probes.extend(site.probe(id).map(|probe| (id, Probe { drains, ..probe })));
             }
-            let updates = site.turn();
+            let updates = site.step();
             let now = site.now();
             for probe in updates.iter().filter_map(|update| probes.remove(&update.request.0)) {
                 let when = if probe.drains { "while the queue drains" } else { "while more comes" };
@@ -234,12 +234,12 @@ fn come_again(seed: u64, queue: QueueLimits, clients: u64) -> (usize, usize) {
         while let Some(Reverse((_, id))) = coming.peek().copied().filter(|Reverse((due, _))| *due <= now) {
             coming.pop();
             let request = asked(id, dice, answers);
-            let claim = Claim::of(&request);
+            let demand = RequestDemand::of(&request);
             if site.add(request).is_ok() {
                 continue;
             }
             let now_seconds = site.now();
-            let after = u64::from(site.engine.promise(claim, now_seconds));
+            let after = u64::from(site.engine.retry_after_seconds(demand, now_seconds));
             again += usize::from(!refused.insert(id));
             // The way there and back.
             coming.push(Reverse((now + after * 1000 + dice.within(1, 30), id)));
@@ -248,7 +248,7 @@ fn come_again(seed: u64, queue: QueueLimits, clients: u64) -> (usize, usize) {
             (true, Some(Reverse((due, _)))) => {
                 site.clock.sleep_until(Duration::from_secs_f64(began) + Duration::from_millis(due + 1));
             }
-            _ => _ = site.turn(),
+            _ => _ = site.step(),
         }
     }
     (refused.len(), again)

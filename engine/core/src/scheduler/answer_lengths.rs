@@ -13,12 +13,12 @@ const PRIOR_TOKENS: f64 = 1024.0;
 /// The last answers that ended.
 #[derive(Debug, Default)]
 pub(super) struct AnswerLengths {
-    ended: VecDeque<Seen>,
+    ended: VecDeque<ObservedAnswer>,
 }
 
 /// An answer of so many tokens.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct ObservedAnswer {
     tokens: usize,
     /// It ended by itself, and not by its limit.
     stopped: bool,
@@ -26,24 +26,24 @@ struct Seen {
 
 /// What the answers seen say of the others.
 #[derive(Debug)]
-pub(super) struct Hazard {
+pub(super) struct CumulativeHazard {
     /// Lengths at which answers stopped, in order, with the hazards up to each added up; the last one is how far any came.
     stops: Vec<(usize, f64)>,
     /// Of each token beyond that.
-    beyond: f64,
+    blocks_beyond: f64,
 }
 
 impl AnswerLengths {
     /// An answer ended with so many tokens: by itself, or by its limit.
     pub(super) fn observe(&mut self, tokens: usize, stopped: bool) {
         self.ended.truncate(REMEMBERED - 1);
-        self.ended.push_front(Seen { tokens, stopped });
+        self.ended.push_front(ObservedAnswer { tokens, stopped });
     }
 
     /// What they say, with answers that have so many tokens and still run.
-    pub(super) fn hazard(&self, running: impl Iterator<Item = usize>) -> Hazard {
-        let running = running.map(|tokens| Seen { tokens, stopped: false });
-        let mut seen: Vec<Seen> = self.ended.iter().copied().chain(running).collect();
+    pub(super) fn hazard(&self, running: impl Iterator<Item = usize>) -> CumulativeHazard {
+        let running = running.map(|tokens| ObservedAnswer { tokens, stopped: false });
+        let mut seen: Vec<ObservedAnswer> = self.ended.iter().copied().chain(running).collect();
         // Of answers of one length, those that stopped were at risk together with those that did not.
         seen.sort_unstable_by_key(|seen| (seen.tokens, !seen.stopped));
         let (mut stops, mut sum) = (Vec::new(), 0.0);
@@ -52,25 +52,25 @@ impl AnswerLengths {
             stops.push((stop.tokens, sum));
         }
         let tokens = seen.iter().map(|seen| seen.tokens as f64).sum::<f64>();
-        let beyond = (stops.len() as f64 + 1.0) / (tokens + PRIOR_TOKENS);
+        let blocks_beyond = (stops.len() as f64 + 1.0) / (tokens + PRIOR_TOKENS);
         stops.extend(seen.last().map(|longest| (longest.tokens, sum)));
-        Hazard { stops, beyond }
+        CumulativeHazard { stops, blocks_beyond }
     }
 }
 
-impl Hazard {
-    /// Tokens that an answer of `generated` has still to come, of at most `most`, if so large a share of its like are
+impl CumulativeHazard {
+    /// Tokens that an answer of `generated` has still to come, of at most `max_tokens`, if so large a share of its like are
     /// shorter.
-    pub(super) fn remaining(&self, generated: usize, most: usize, shorter: f64) -> usize {
+    pub(super) fn remaining(&self, generated: usize, max_tokens: usize, quantile: f64) -> usize {
         let passed = self.stops.partition_point(|(tokens, _)| *tokens <= generated);
         let before = passed.checked_sub(1).map_or(0.0, |last| self.stops[last].1);
-        let goal = before - (1.0 - shorter).ln();
-        let end = self.stops[passed..].iter().find(|(_, hazard)| *hazard >= goal).map(|(tokens, _)| *tokens);
+        let target = before - (1.0 - quantile).ln();
+        let end = self.stops[passed..].iter().find(|(_, hazard)| *hazard >= target).map(|(tokens, _)| *tokens);
         let end = end.unwrap_or_else(|| {
             let (last, reached) = self.stops[passed..].last().copied().unwrap_or((generated, before));
-            last + ((goal - reached) / self.beyond) as usize
+            last + ((target - reached) / self.blocks_beyond) as usize
         });
-        end.saturating_sub(generated).clamp(1, most.max(1))
+        end.saturating_sub(generated).clamp(1, max_tokens.max(1))
     }
 }
 
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
 
     /// What is left of answers of `generated` tokens in the middle and at both ends.
-    fn quartiles(answers: &AnswerLengths, generated: usize, most: usize) -> [usize; 3] {
+    fn quartiles(answers: &AnswerLengths, generated: usize, max_tokens: usize) -> [usize; 3] {
         let hazard = answers.hazard(std::iter::empty());
-        [0.25, 0.5, 0.75].map(|shorter| hazard.remaining(generated, most, shorter))
+        [0.25, 0.5, 0.75].map(|quantile| hazard.remaining(generated, max_tokens, quantile))
     }
 
     #[test]
