@@ -23,6 +23,8 @@ use windlass_engine_core::update::RequestUpdate;
 
 /// The outcome of an answer that came to its end.
 const COMPLETE: &str = "complete";
+/// That of one which could not be given.
+const INTERRUPTED: &str = "interrupted";
 
 /// Text of one or more tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -221,16 +223,24 @@ impl Answer {
             Some(Event::GivenUp(why)) => Err(Interrupted::GivenUp(why)),
             _ => Err(self.broken_off()),
         };
-        self.ended = !matches!(piece, Ok(Piece { end: None, .. }));
-        self.outcome = match &piece {
-            Ok(Piece { end: None, .. }) => self.outcome,
-            Ok(Piece { end: Some(_), .. }) => COMPLETE,
-            Err(_) => "interrupted",
+        self.note(&piece);
+        Some(piece)
+    }
+
+    /// Counts an end where its client is told of it: the engine may have gone on behind a stop string, and ended for another reason.
+    fn note(&mut self, piece: &Result<Piece, Interrupted>) {
+        let (outcome, ending) = match piece {
+            Ok(Piece { end: None, .. }) => return,
+            Ok(Piece { end: Some(End { reason: FinishReason::Length, .. }), .. }) => (COMPLETE, Ending::Length),
+            Ok(_) => (COMPLETE, Ending::Stop),
+            Err(Interrupted::GivenUp(_)) => (INTERRUPTED, Ending::Abort),
+            Err(_) => (INTERRUPTED, Ending::Error),
         };
-        if self.outcome == COMPLETE {
+        (self.ended, self.outcome) = (true, outcome);
+        self.siblings.monitor.finished(ending);
+        if outcome == COMPLETE {
             self.siblings.monitor.completed(self.usage.completion_tokens);
         }
-        Some(piece)
     }
 
     /// The whole text, once it is there.
@@ -361,6 +371,9 @@ impl Answer {
 /// One line for each answer, with no word of it unless the flags ask for it.
 impl Drop for Answer {
     fn drop(&mut self) {
+        if !self.ended {
+            self.siblings.monitor.finished(Ending::Abort);
+        }
         let seconds = self.began.elapsed().as_secs_f64();
         self.lease.answered(Answered {
             prompt_tokens: self.usage.prompt_tokens,

@@ -30,6 +30,7 @@ use windlass_engine_api::native::ServerMetrics;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::stats::{EffectiveConfig, GpuStats, Phase, StartPhases, Stats};
 use windlass_engine_core::executor::Prepared;
+use windlass_engine_core::request::FinishReason;
 use windlass_engine_core::update::{EngineStats, RequestUpdate, StepStats};
 
 /// The program's state as others may see it.
@@ -209,6 +210,11 @@ impl Monitor {
     /// So many tokens of an answer count for its client.
     pub fn generated(&self, tokens: u32) {
         self.metrics.generation_tokens.inc_by(tokens.into());
+    }
+
+    /// An answer ended, as its client is told, or as nobody was there to be told.
+    pub fn finished(&self, reason: FinishReason) {
+        self.metrics.finished(reason);
     }
 
     /// An answer came to its end with so many tokens.

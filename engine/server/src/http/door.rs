@@ -97,10 +97,14 @@ impl Door {
         self.bodies.read(bytes, room, self.limits, parse).await.map_err(|error| self.counted(error))
     }
 
-    /// Counts what a tenant's limits refuse.
+    /// Counts what a tenant's limits refuse for now. What they would never let in is the request's fault.
     pub fn over_limit(&self, over: OverLimit) -> ApiError {
-        self.monitor.rejected(over.reason());
-        over.into()
+        let reason = over.reason();
+        let error = ApiError::from(over);
+        if error.status() == StatusCode::TOO_MANY_REQUESTS {
+            self.monitor.rejected(reason);
+        }
+        error
     }
 
     /// Counts a body that found no memory.

@@ -1,5 +1,5 @@
-//! The life of one request in moments, and the latencies between them. Tokens of answers are counted where clients are told of
-//! them: those behind a stop string are generated and told to nobody.
+//! The life of one request in moments, and the latencies between them. Tokens of answers, and how answers end, are counted where
+//! clients are told of them: what is behind a stop string is generated and told to nobody.
 
 use super::metrics::Metrics;
 use windlass_engine_core::plan::SequenceFailure;
@@ -69,9 +69,8 @@ impl RequestTimes {
         self.generated += update.tokens.len() as u32;
     }
 
-    /// An aborted request counts as ended, and its latencies, cut short, count nowhere.
+    /// Latencies of an aborted request, cut short, count nowhere.
     fn observe_finish(&self, update: &RequestUpdate, reason: FinishReason, now: f64, metrics: &Metrics) {
-        metrics.finished(reason);
         let complete = matches!(reason, FinishReason::Stop | FinishReason::Length);
         let (true, Some(scheduled)) = (complete, update.first_scheduled_seconds) else { return };
         metrics.end_to_end.observe(now - update.arrival_seconds);
