@@ -1,5 +1,5 @@
-//! What scheduling costs: microseconds per step at 256 sequences, with an executor that computes nothing; and what it costs to
-//! foresee first tokens.
+//! What scheduling costs: microseconds per step at 256 sequences, with an executor that computes nothing; and what it
+//! costs to foresee first tokens.
 //!
 //! `cargo run --release -p windlass-engine-core --example scheduler_cost`. The goal is 100 µs.
 
@@ -51,8 +51,8 @@ struct Load {
     groups: KvGroups,
 }
 
-/// Microseconds while all sequences decode: of a turn in the median, and what nine of ten stay under; of telling the state, with
-/// the prediction of a first token; of a promise to one that was refused.
+/// Microseconds while all sequences decode: of a turn in the median, and what nine of ten stay under; of telling the
+/// state, with the prediction of a first token; of a promise to one that was refused.
 fn measure(load: Load) -> [f64; 4] {
     let Load { prompt_tokens, prefix_cache: enable_prefix_cache, policy, waiting, groups } = load;
     let queue = QueueLimits {

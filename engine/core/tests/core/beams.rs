@@ -1,7 +1,7 @@
 //! Beam search by the scheduler: who holds which beam, with how many blocks, and how a group ends.
 //!
-//! The simulator's most likely token has a probability of a half, the next of a quarter, and so on, so that beams differ
-//! by their ranks alone.
+//! The simulator's most likely token has a probability of a half, the next of a quarter, and so on, so that beams
+//! differ by their ranks alone.
 
 use std::collections::HashSet;
 

@@ -68,8 +68,9 @@ fn who_waits_for_its_last_token_makes_no_way() {
     assert_eq!(engine.stats().preemptions, 0);
 }
 
-/// No more make way than it lacks blocks, and no fewer: four of its own, and one for the next token of each that runs. Blocks
-/// that it finds in the cache are as good as free ones, and those of one that runs are better, but for that of the last token.
+/// No more make way than it lacks blocks, and no fewer: four of its own, and one for the next token of each that runs.
+/// Blocks that it finds in the cache are as good as free ones, and those of one that runs are better, but for that of
+/// the last token.
 #[test]
 fn as_many_make_way_as_blocks_are_needed() {
     for (blocks, idle_tokens, running_tokens, preemptions) in [
@@ -292,7 +293,8 @@ fn what_nobody_used_for_its_time_is_forgotten() {
     assert_eq!(cached(161.0), 0);
 }
 
-/// Seconds between the tokens of sequences that decode while long prompts come and go, in order, and what a step of theirs takes.
+/// Seconds between the tokens of sequences that decode while long prompts come and go, in order, and what a step of
+/// theirs takes.
 fn gaps(step_time: StepTime, gap: InterTokenLimit) -> (Vec<f64>, f64) {
     let geometry = Geometry { max_step_tokens: 2048, max_step_rows: 8, max_step_logits: 8, ..WIDE };
     let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced);

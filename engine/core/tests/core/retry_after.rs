@@ -220,7 +220,8 @@ fn predictions_come_true_under_every_policy_while_a_queue_grows_and_drains() {
     }
 }
 
-/// Clients that come at once, each again when it was told to: how many were refused, and how many of these a second time.
+/// Clients that come at once, each again when it was told to: how many were refused, and how many of these a second
+/// time.
 fn come_again(seed: u64, queue: QueueLimits, clients: u64) -> (usize, usize) {
     let dice = &mut Dice(mix(seed, 7));
     let (places, answers) = (dice.one_of(&[4, 8, 16]), some_answers(dice));

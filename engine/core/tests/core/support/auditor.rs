@@ -135,8 +135,8 @@ impl Auditor {
         }
     }
 
-    /// A block that is copied into is one row's alone, which begins behind what is copied. Where stages share the rows, it may
-    /// be in a later step.
+    /// A block that is copied into is one row's alone, which begins behind what is copied. Where stages share the rows,
+    /// it may be in a later step.
     fn check_copy(&self, plan: &StepPlan, to: BlockId) {
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
         let named: Vec<_> = in_flight.chain(&plan.rows).filter(|row| row.blocks.contains(&to)).collect();
