@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_holds_up_to_the_first_wrong_draft() {
+    fn a_chain_is_accepted_up_to_the_first_wrong_token() {
         let chain = DraftTree::chain([5, 6, 7]);
         let text = [5, 6, 8, 9];
         let drawn = |after: Option<u32>| Ok::<_, ()>(text[after.map_or(0, |node| node as usize + 1)]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_is_drafted_to_repeat_on() {
+    fn a_continuation_repeats_what_repeats() {
         assert_eq!(continuation(&[9, 1, 2], 1, 5), DraftTree::chain([1, 2, 1, 2, 1]));
     }
 }

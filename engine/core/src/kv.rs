@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_a_live_table_shares_is_not_on_its_way_back() {
+    fn a_block_that_a_live_table_shares_is_not_pending_free() {
         let mut kv = KvCache::new(4, 2, Some(1));
         let mut first = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.publish(&mut first, &[1, 2, 3]);

@@ -164,7 +164,7 @@ impl Scheduler {
             self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         }
         if let Some(beams) = sequence.beams {
-            self.dissolve(beams.leader, reason, None);
+            self.finish_group(beams.leader, reason, None);
         }
         Some(sequence.finish(reason))
     }
@@ -201,7 +201,7 @@ impl Scheduler {
             self.running[run].last_ticket = Some(ticket);
         }
         for (index, row) in rows.iter().enumerate() {
-            let run = self.find_near(index, row.run_id).expect("nothing ends between scheduling and submitting");
+            let run = self.find_hinted(index, row.run_id).expect("nothing ends between scheduling and submitting");
             self.running[run].submit(row.end, row.samples, ticket, index as u32);
         }
         self.in_flight.push_back(InFlight { ticket, rows, stats });
@@ -291,7 +291,7 @@ impl Scheduler {
             if !step.has_room() || step.decode_rows() as usize == share {
                 break;
             }
-            let decodes = self.find_near(place, run_id).is_some_and(|index| self.decodes_next(&self.running[index]));
+            let decodes = self.find_hinted(place, run_id).is_some_and(|index| self.decodes_next(&self.running[index]));
             others = others.saturating_sub(usize::from(decodes));
             if let Some(index) = decodes.then(|| self.reserve_block(place, run_id, step)).flatten() {
                 let draft = self.draft(index, step.draft_room(others + prompts), min_acceptance);
@@ -309,7 +309,7 @@ impl Scheduler {
             if !step.has_room() {
                 break;
             }
-            let prefills = self.find_near(place, run_id).is_some_and(|index| self.running[index].uncomputed() > 1);
+            let prefills = self.find_hinted(place, run_id).is_some_and(|index| self.running[index].uncomputed() > 1);
             if let Some(index) = prefills.then(|| self.reserve_block(place, run_id, step)).flatten() {
                 self.prefill(index, step);
             }
@@ -337,7 +337,7 @@ impl Scheduler {
             if self.free_rows() == 0 && !self.park_idle_beam() {
                 break;
             }
-            let leader = self.waiting.get(next).and_then(|sequence| self.leader(sequence));
+            let leader = self.waiting.get(next).and_then(|sequence| self.fork_source(sequence));
             let opened = match leader {
                 Some(leader) => self.fork(next, leader, step),
                 None => self.allocate(next),
@@ -355,7 +355,7 @@ impl Scheduler {
     }
 
     /// Index of the running sequence whose blocks `sequence` can share.
-    fn leader(&self, sequence: &Sequence) -> Option<usize> {
+    fn fork_source(&self, sequence: &Sequence) -> Option<usize> {
         let leader = sequence.fork_of.filter(|_| sequence.generated() == 0)?;
         let index = self.running.iter().position(|run| run.sequence.id == leader)?;
         let Running { sequence: leader, table, .. } = &self.running[index];
@@ -398,7 +398,7 @@ impl Scheduler {
     /// `None` if it has to skip this step.
     fn reserve_block(&mut self, place: usize, run_id: RunId, step: &mut StepBuilder) -> Option<usize> {
         loop {
-            let index = self.find_near(place, run_id)?;
+            let index = self.find_hinted(place, run_id)?;
             let run = &mut self.running[index];
             let covered = run.covered_after(1);
             if self.kv.grow(&mut run.table, covered) {
@@ -449,7 +449,7 @@ impl Scheduler {
         result: RowOutput,
         scores: Option<RowLogprobs>,
     ) -> Result<Option<RequestUpdate>, ExecutorError> {
-        let Some(index) = self.find_near(place, row.run_id) else { return Ok(None) };
+        let Some(index) = self.find_hinted(place, row.run_id) else { return Ok(None) };
         if let RowOutput::Failed(failure) = result {
             self.kv.invalidate(&self.running[index].table);
             if let SequenceFailure::LostKv(why) = failure {
@@ -458,7 +458,7 @@ impl Scheduler {
             }
             let sequence = self.end_run(index);
             if let Some(beams) = sequence.beams {
-                self.dissolve(beams.leader, FinishReason::Error, Some(&failure));
+                self.finish_group(beams.leader, FinishReason::Error, Some(&failure));
             }
             return Ok(Some(sequence.fail(failure)));
         }
@@ -467,7 +467,7 @@ impl Scheduler {
             self.running[index].defer(row.end);
         }
         let computed = if defer { self.running[index].next_index() } else { row.end };
-        self.note_computed(index, computed);
+        self.publish_computed(index, computed);
         let run = &mut self.running[index];
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
         run.sequence.add_prompt_logprobs(row.first, prompt);
@@ -510,17 +510,17 @@ impl Scheduler {
         }
         // All but the last are accepted draft tokens, which are computed.
         if taken > 1 {
-            self.note_computed(index, row.end + taken - 1);
+            self.publish_computed(index, row.end + taken - 1);
         }
         match finish {
-            Some(reason) => self.conclude(index, reason).finish_with(reason, tokens, logprobs),
+            Some(reason) => self.finish_run(index, reason).finish_with(reason, tokens, logprobs),
             None => self.running[index].sequence.update(tokens, logprobs),
         }
     }
 
     /// The first `computed` tokens of a sequence are computed: adds their blocks to the prefix cache, and releases
     /// those that its windows have passed.
-    fn note_computed(&mut self, index: usize, computed: usize) {
+    fn publish_computed(&mut self, index: usize, computed: usize) {
         let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
         self.kv.publish(&mut run.table, &run.sequence.tokens[..computed]);
@@ -528,7 +528,7 @@ impl Scheduler {
     }
 
     /// Takes a sequence with a complete answer out of the batch.
-    fn conclude(&mut self, index: usize, reason: FinishReason) -> Sequence {
+    fn finish_run(&mut self, index: usize, reason: FinishReason) -> Sequence {
         let sequence = self.end_run(index);
         self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         sequence
@@ -546,7 +546,7 @@ impl Scheduler {
     }
 
     /// Finds a run, at `place` first: it is there unless earlier ones have left.
-    fn find_near(&self, place: usize, run_id: RunId) -> Option<usize> {
+    fn find_hinted(&self, place: usize, run_id: RunId) -> Option<usize> {
         let is_there = self.running.get(place).is_some_and(|run| run.id == run_id);
         if is_there { Some(place) } else { self.find(run_id) }
     }

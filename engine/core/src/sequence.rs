@@ -223,7 +223,7 @@ impl Sequence {
     }
 
     /// The prompt logprobs of a row over tokens `first..end`: those of the prompt tokens that follow its own.
-    fn score_row(&self, first: usize, end: usize) -> Option<PromptLogprobsRow> {
+    fn prompt_logprobs_row(&self, first: usize, end: usize) -> Option<PromptLogprobsRow> {
         let top = self.prompt_logprobs?;
         let targets = self.tokens.get(first + 1..self.prompt_tokens.min(end + 1))?;
         (!targets.is_empty()).then(|| PromptLogprobsRow { targets: targets.to_vec(), top })
@@ -341,7 +341,7 @@ impl Running {
             blocks: self.table.row_blocks(),
             sample: (count == self.uncomputed() && self.sequence.generates())
                 .then(|| self.sequence.sample_row(self.sequence.generated() + self.pending_samples, draft)),
-            score: self.sequence.score_row(first, end),
+            score: self.sequence.prompt_logprobs_row(first, end),
         }
     }
 

@@ -144,7 +144,7 @@ impl<P: Pace> SimExecutor<P> {
     }
 
     /// When a step that takes `busy` in all stages together leaves the last one.
-    fn pass(&mut self, busy: Duration) -> Duration {
+    fn finish_time(&mut self, busy: Duration) -> Duration {
         let part = busy / self.busy_until.len() as u32;
         let now = self.pace.now();
         self.busy_until.iter_mut().fold(now, |came, until| {
@@ -172,7 +172,7 @@ impl<P: Pace> SimExecutor<P> {
     fn compute(&mut self, row: &PlanRow, mask_timeout: Duration) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
             match self.resolve(*token) {
-                Ok(token) => self.put(row, position, token),
+                Ok(token) => self.write_state(row, position, token),
                 Err(output) => return output,
             }
         }
@@ -198,18 +198,18 @@ impl<P: Pace> SimExecutor<P> {
         let verification = sample.draft.verify(|after| {
             if let Some(node) = after {
                 accepted.push(sample.draft.nodes()[node as usize].token);
-                self.put(row, end + accepted.len() - 1, accepted[accepted.len() - 1]);
+                self.write_state(row, end + accepted.len() - 1, accepted[accepted.len() - 1]);
             }
             self.sample(row, sample, &accepted, mask_timeout)
         })?;
         for position in end + accepted.len()..end + sample.draft.len() {
-            self.put(row, position, TokenId::MAX);
+            self.write_state(row, position, TokenId::MAX);
         }
         Ok(verification.tokens)
     }
 
     /// Writes the state of a token, in each group of layers.
-    fn put(&mut self, row: &PlanRow, position: usize, token: TokenId) {
+    fn write_state(&mut self, row: &PlanRow, position: usize, token: TokenId) {
         for (group, table) in (0..).zip(row.tables(&self.geometry.groups)) {
             // Groups start with different hashes, so that a block of one group is useless to another.
             let before = position.checked_sub(1).map_or(group, |previous| self.states[self.slot(table, previous)]);
@@ -296,7 +296,7 @@ impl<P: Pace> SimExecutor<P> {
     }
 
     /// The logprobs that a computed row asked for.
-    fn scores(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowLogprobs> {
+    fn row_logprobs(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowLogprobs> {
         let top = row.sample.as_ref().and_then(|sample| sample.logprobs);
         let drawn: &[TokenId] = match output {
             RowOutput::Failed(_) => return None,
@@ -365,11 +365,11 @@ impl<P: Pace> Executor for SimExecutor<P> {
         let busy = self.step_time.of(&plan);
         plan.moves.iter().for_each(|moved| self.move_block(*moved));
         // Token masks are computed while the device computes.
-        let is_complete_at = self.pass(busy);
+        let is_complete_at = self.finish_time(busy);
         let mask_timeout = self.mask_timeout(&plan);
         let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row, mask_timeout)).collect();
         let computed = plan.rows.iter().zip(&rows).enumerate();
-        let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();
+        let scores = computed.filter_map(|(index, (row, output))| self.row_logprobs(index, row, output)).collect();
         let ticket = Ticket(self.submitted);
         let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() / self.stages() as f64 };
         self.in_flight.push_back(SimStep { ticket, is_complete_at, output });

@@ -2,7 +2,7 @@
 //! before, whatever its length (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985).
 //!
 //! Takes amortized constant time for each token, where prompt lookup scans the sequence for each proposal. An
-//! automaton holds the last [`MOST_TOKENS`] tokens at most; when it is full it is rebuilt from half of them.
+//! automaton holds the last [`MAX_TOKENS`] tokens at most; when it is full it is rebuilt from half of them.
 
 use std::collections::HashMap;
 
@@ -10,9 +10,9 @@ use super::{DraftRequest, DraftTree, Proposer, continuation};
 use crate::request::{RequestId, TokenId};
 
 /// Most tokens in an automaton: about 3 MB.
-const MOST_TOKENS: usize = 16_384;
+const MAX_TOKENS: usize = 16_384;
 /// Suffix links followed to record an occurrence: only the longest suffixes matter.
-const NOTED_STATES: usize = 16;
+const RECORDED_STATES: usize = 16;
 const ROOT: usize = 0;
 
 /// An automaton for each live sequence.
@@ -34,7 +34,7 @@ impl Proposer for SuffixAutomaton {
     fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
         let draft = |request: &DraftRequest<'_>| {
             let automaton = self.sequences.entry(request.request).or_default();
-            automaton.follow(request.tokens);
+            automaton.extend_to(request.tokens);
             let from = automaton.repeated(self.min);
             from.map_or_else(DraftTree::default, |from| continuation(request.tokens, from, request.max_tokens))
         };
@@ -96,13 +96,13 @@ impl Default for Automaton {
 
 impl Automaton {
     /// Appends the tokens that the sequence has beyond the text.
-    fn follow(&mut self, tokens: &[TokenId]) {
-        if tokens.len() - self.start > MOST_TOKENS {
-            let start = tokens.len() - MOST_TOKENS / 2;
+    fn extend_to(&mut self, tokens: &[TokenId]) {
+        if tokens.len() - self.start > MAX_TOKENS {
+            let start = tokens.len() - MAX_TOKENS / 2;
             *self = Automaton { start, ..Automaton::default() };
         }
         for &token in &tokens[self.start + self.length..] {
-            self.note_ends();
+            self.record_occurrence();
             self.push(token);
         }
     }
@@ -115,9 +115,9 @@ impl Automaton {
     }
 
     /// Records that the longest repeated suffixes of the text occurred once more.
-    fn note_ends(&mut self) {
+    fn record_occurrence(&mut self) {
         let mut state = self.states[self.last].link;
-        for _ in 0..NOTED_STATES {
+        for _ in 0..RECORDED_STATES {
             if state == ROOT {
                 return;
             }
@@ -185,7 +185,7 @@ mod tests {
             for _ in 0..400 {
                 state = u64::wrapping_mul(state, 6_364_136_223_846_793_005).wrapping_add(1);
                 tokens.push((state >> 33) as u32 % letters);
-                automaton.follow(&tokens);
+                automaton.extend_to(&tokens);
                 let longest = longest_repeat(&tokens);
                 assert_eq!(automaton.states[automaton.states[automaton.last].link].length, longest, "{tokens:?}");
                 if let Some(from) = automaton.repeated(1) {
@@ -212,24 +212,24 @@ mod tests {
     #[test]
     fn a_letter_that_repeats_takes_a_state_each_time() {
         let mut automaton = Automaton::default();
-        automaton.follow(&[7; 100]);
+        automaton.extend_to(&[7; 100]);
         assert_eq!(automaton.states.len(), 101);
     }
 
     #[test]
     fn a_long_text_takes_no_more_than_its_bound() {
-        let tokens: Vec<TokenId> = (0..3 * MOST_TOKENS as u32).map(|index| index % 1009).collect();
+        let tokens: Vec<TokenId> = (0..3 * MAX_TOKENS as u32).map(|index| index % 1009).collect();
         let mut automaton = Automaton::default();
         for (length, start) in
-            [(MOST_TOKENS, 0), (MOST_TOKENS + 1, MOST_TOKENS / 2 + 1), (MOST_TOKENS + 2, MOST_TOKENS / 2 + 1)]
+            [(MAX_TOKENS, 0), (MAX_TOKENS + 1, MAX_TOKENS / 2 + 1), (MAX_TOKENS + 2, MAX_TOKENS / 2 + 1)]
         {
-            automaton.follow(&tokens[..length]);
+            automaton.extend_to(&tokens[..length]);
             assert_eq!((automaton.start, automaton.length), (start, length - start), "built again from half of them");
         }
         let mut automaton = Automaton::default();
-        (1..=tokens.len()).step_by(997).for_each(|length| automaton.follow(&tokens[..length]));
-        automaton.follow(&tokens);
-        assert!(automaton.length <= MOST_TOKENS && automaton.states.len() <= 2 * MOST_TOKENS);
+        (1..=tokens.len()).step_by(997).for_each(|length| automaton.extend_to(&tokens[..length]));
+        automaton.extend_to(&tokens);
+        assert!(automaton.length <= MAX_TOKENS && automaton.states.len() <= 2 * MAX_TOKENS);
         let from = automaton.repeated(1).expect("it repeats");
         assert_eq!(tokens[from], tokens.len() as u32 % 1009);
     }

@@ -71,7 +71,7 @@ impl BeamGroup {
     }
 
     /// Ends the round: sets ended beams aside and keeps the best open ones. On a tie the earlier one wins.
-    fn choose(&mut self, stops: &[TokenId], last: bool) {
+    fn select_beams(&mut self, stops: &[TokenId], last: bool) {
         let width = self.beams.width as usize;
         let mut open: Vec<Beam> = Vec::new();
         for beam in std::mem::take(&mut self.live) {
@@ -159,10 +159,10 @@ impl Scheduler {
     }
 
     /// One request of a group finished before its answer: finishes the others.
-    pub(super) fn dissolve(&mut self, leader: RequestId, reason: FinishReason, failure: Option<&SequenceFailure>) {
+    pub(super) fn finish_group(&mut self, leader: RequestId, reason: FinishReason, failure: Option<&SequenceFailure>) {
         let Some(mut group) = self.beam_groups.remove(&leader) else { return };
         for id in group.members.clone() {
-            let Some(sequence) = self.take_out(&mut group, id) else { continue };
+            let Some(sequence) = self.take_sequence(&mut group, id) else { continue };
             self.final_updates.push(match failure {
                 Some(failure) => sequence.fail(failure.clone()),
                 None => sequence.finish(reason),
@@ -179,7 +179,7 @@ impl Scheduler {
     }
 
     /// Takes the sequence of a member, wherever it is.
-    fn take_out(&mut self, group: &mut BeamGroup, id: RequestId) -> Option<Sequence> {
+    fn take_sequence(&mut self, group: &mut BeamGroup, id: RequestId) -> Option<Sequence> {
         if let Some(index) = group.parked.iter().position(|sequence| sequence.id == id) {
             return Some(group.parked.remove(index));
         }
@@ -193,11 +193,11 @@ impl Scheduler {
         let Some(mut group) = self.beam_groups.remove(&leader) else { return };
         let Some((stops, limit)) = group.members.first().and_then(|first| self.terms(&group, *first)) else { return };
         let computed = group.live.first().map_or(0, |beam| beam.tokens.len());
-        group.choose(&stops, computed + 1 == limit);
+        group.select_beams(&stops, computed + 1 == limit);
         if group.is_decided(limit) {
-            return self.answer(group);
+            return self.finish_search(group);
         }
-        self.go_on(&mut group, computed);
+        self.continue_beams(&mut group, computed);
         self.beam_groups.insert(leader, group);
     }
 
@@ -209,10 +209,10 @@ impl Scheduler {
     }
 
     /// Gives each request its answer, the best one to the leader.
-    fn answer(&mut self, mut group: BeamGroup) {
+    fn finish_search(&mut self, mut group: BeamGroup) {
         let mut answers = std::mem::take(&mut group.ended).into_iter();
         for id in group.members.clone() {
-            let (Some(sequence), answer) = (self.take_out(&mut group, id), answers.next()) else { continue };
+            let (Some(sequence), answer) = (self.take_sequence(&mut group, id), answers.next()) else { continue };
             if let Some(beam) = &answer {
                 self.answers.observe(beam.tokens.len() - sequence.prompt_tokens, beam.reason == FinishReason::Stop);
             }
@@ -232,7 +232,7 @@ impl Scheduler {
 
     /// Assigns the new beams to the sequences of the group: the first continuation of a beam to the sequence that
     /// holds the beam, others to sequences without one. All beams have `computed` tokens computed.
-    fn go_on(&mut self, group: &mut BeamGroup, computed: usize) {
+    fn continue_beams(&mut self, group: &mut BeamGroup, computed: usize) {
         let mut kept: Vec<RequestId> = Vec::new();
         let mut forks: Vec<usize> = Vec::new();
         for (index, beam) in group.live.iter().enumerate() {
@@ -244,19 +244,19 @@ impl Scheduler {
         let mut idle: Vec<RequestId> = group.members.iter().copied().filter(|id| !kept.contains(id)).collect();
         for index in forks {
             let (parent, id) = (group.live[index].request, idle.pop());
-            let Some(mut sequence) = id.and_then(|id| self.take_out(group, id)) else { continue };
+            let Some(mut sequence) = id.and_then(|id| self.take_sequence(group, id)) else { continue };
             sequence.tokens.clone_from(&group.live[index].tokens);
             group.live[index].request = sequence.id;
             self.fork_beam(sequence, parent, computed);
         }
         for id in idle {
-            if let Some(sequence) = self.take_out(group, id) {
+            if let Some(sequence) = self.take_sequence(group, id) {
                 group.parked.push(sequence);
             }
         }
-        let stayed = group.live.iter().filter(|beam| kept.contains(&beam.request));
+        let continued = group.live.iter().filter(|beam| kept.contains(&beam.request));
         let grown: Vec<(RequestId, Option<TokenId>)> =
-            stayed.map(|beam| (beam.request, beam.tokens.last().copied())).collect();
+            continued.map(|beam| (beam.request, beam.tokens.last().copied())).collect();
         for (id, token) in grown {
             self.grow_beam(group, id, token);
         }
@@ -266,7 +266,7 @@ impl Scheduler {
     fn grow_beam(&mut self, group: &mut BeamGroup, id: RequestId, token: Option<TokenId>) {
         if let Some(index) = self.running.iter().position(|run| run.sequence.id == id) {
             self.running[index].sequence.tokens.extend(token);
-        } else if let Some(mut sequence) = self.take_out(group, id) {
+        } else if let Some(mut sequence) = self.take_sequence(group, id) {
             sequence.tokens.extend(token);
             self.waiting.push_front(sequence);
         }
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use crate::request::Request;
 
-    /// A search by so many beams for at most three tokens behind a prompt of two.
+    /// A search of `width` beams for at most three tokens after a prompt of two.
     fn group(width: u32, length_penalty: f64) -> BeamGroup {
         let beams = BeamSearch { leader: RequestId(0), width, length_penalty };
         let request = Request { beams: Some(beams), ..Request::greedy(RequestId(0), vec![1, 2], 3) };
@@ -328,7 +328,7 @@ mod tests {
         for (width, offered, open) in [(1, [7, 8, 9], 0), (1, [7, 9, 8], 1), (2, [7, 8, 9], 1), (3, [9, 9, 9], 3)] {
             let mut group = group(width, 1.0);
             group.live[0].candidates = Some(candidates(&offered));
-            group.choose(&[7, 8], false);
+            group.select_beams(&[7, 8], false);
             assert_eq!(group.live.len(), open, "{width} {offered:?}");
         }
     }

@@ -113,7 +113,7 @@ impl Scheduler {
         match self.inter_token_limit {
             InterTokenLimit::Unlimited => None,
             InterTokenLimit::StepMultiple(times) => {
-                Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(UNTRIED_TOKENS))
+                Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(INITIAL_PREFILL_TOKENS))
             }
             // Between two tokens of a sequence there are as many steps as stages.
             InterTokenLimit::Seconds(seconds) => {
@@ -133,7 +133,7 @@ impl Scheduler {
 }
 
 /// Prompt tokens beside decodes until the duration of steps is known.
-const UNTRIED_TOKENS: u32 = 128;
+const INITIAL_PREFILL_TOKENS: u32 = 128;
 
 /// The order of deficit round robin, until `tenant` has nothing left.
 fn round_robin_order(mut fairness: Fairness, workloads: Vec<Workload>, tenant: Tenant) -> Vec<Workload> {
@@ -167,19 +167,19 @@ mod tests {
     use crate::plan::Ticket;
     use crate::request::{Request, RequestId};
 
-    const PLACES: Geometry = Geometry { max_step_rows: 3, max_step_logits: 3, ..GEOMETRY };
+    const THREE_ROWS: Geometry = Geometry { max_step_rows: 3, max_step_logits: 3, ..GEOMETRY };
 
-    /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with places for three sequences, as
-    /// many of which decode as there are `answers`, which may have so many tokens.
+    /// A scheduler on a device whose steps take 4 ms, 0.2 ms for each prompt token and 0.5 ms for each row, with rows
+    /// for three sequences; `answers` are the limits of the running ones.
     fn scheduler(target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         staged(1, target_inter_token_seconds, answers)
     }
 
-    /// The same on so many of them, which take that long each.
+    /// The same with this many pipeline stages, each of which takes that long.
     fn staged(stages: usize, target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         let inter_token_limit = target_inter_token_seconds.map_or(InterTokenLimit::Unlimited, InterTokenLimit::Seconds);
         let config = EngineConfig { inter_token_limit, ..EngineConfig::PLAIN };
-        let mut scheduler = Scheduler::new(PLACES, config).with_stages(stages);
+        let mut scheduler = Scheduler::new(THREE_ROWS, config).with_stages(stages);
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
             let seconds = 0.004 + 0.0002 * f64::from(prefill) + 0.0005 * f64::from(rows);
@@ -202,7 +202,7 @@ mod tests {
         assert!((milliseconds / expected - 1.0).abs() < 0.02, "{milliseconds} ms, not {expected}");
     }
 
-    /// Milliseconds until the first token of a request with so many prompt tokens.
+    /// Predicted milliseconds to the first token of a request with this many prompt tokens.
     fn milliseconds(scheduler: &Scheduler, prompt_tokens: u32) -> f64 {
         let demand = RequestDemand { prompt_tokens, ..RequestDemand::MINIMAL };
         scheduler.predicted_ttft_seconds(demand).expect("steps were measured") * 1e3
@@ -245,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_before_one_that_comes_is_the_policys_affair() {
+    fn the_policy_decides_who_is_before_a_new_request() {
         let order = |policy, who: &[(u32, i32)]| {
-            let scheduler = Scheduler::new(PLACES, EngineConfig { policy, ..EngineConfig::PLAIN });
+            let scheduler = Scheduler::new(THREE_ROWS, EngineConfig { policy, ..EngineConfig::PLAIN });
             let workload = |(index, (tenant, priority)): (u32, &(u32, i32))| {
-                // Of one turn's tokens each; who comes first is known by its length.
+                // One quantum of tokens each; the length tells who came first.
                 let demand =
                     RequestDemand { tenant: Tenant(*tenant), priority: *priority, prompt_tokens: 2048, max_tokens: 1 };
                 Workload { demand, answer_tokens: u64::from(index), blocks: 1 }
@@ -295,11 +295,11 @@ mod tests {
         // 5 ms beside two rows, and 0.2 ms a token.
         assert_eq!([budget(3.0, 0), budget(1e3, 2), budget(1.0, 2)], [1000, 998, 4]);
         assert!((48..=52).contains(&budget(3.0, 2)), "{}", budget(3.0, 2));
-        let geometry = Geometry { max_step_tokens: 1000, ..PLACES };
-        let untried = Scheduler::new(
+        let geometry = Geometry { max_step_tokens: 1000, ..THREE_ROWS };
+        let unmeasured = Scheduler::new(
             geometry,
             EngineConfig { inter_token_limit: InterTokenLimit::StepMultiple(3.0), ..EngineConfig::PLAIN },
         );
-        assert_eq!((untried.prefill_budget(2), untried.prefill_budget(0)), (UNTRIED_TOKENS, 1000));
+        assert_eq!((unmeasured.prefill_budget(2), unmeasured.prefill_budget(0)), (INITIAL_PREFILL_TOKENS, 1000));
     }
 }

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_are_forgotten_when_they_are_due_and_a_crowd_is_told_the_last_one() {
+    fn retry_times_are_forgotten_when_they_are_due_and_a_crowd_is_told_the_last_one() {
         let mut retry_times = RetryTimes::default();
         (1..=3).for_each(|due| retry_times.add(f64::from(due), RequestDemand::MINIMAL));
         retry_times.forget_due(2.0);

@@ -10,7 +10,7 @@ const FORGETTING: f64 = 0.995;
 /// Initial information about each feature, in observations of one unit: almost none.
 const INITIAL_INFORMATION: f64 = 1e-5;
 /// Least information about a feature, so that one odd step does not overturn a coefficient that had no data for long.
-const LEAST_INFORMATION: f64 = 1e-3;
+const MIN_INFORMATION: f64 = 1e-3;
 /// Steps to observe before the model is used.
 const ENOUGH_STEPS: u32 = 8;
 /// Units of the features, so that all have the same order of magnitude.
@@ -48,7 +48,7 @@ impl StepTimeModel {
         let error = seconds - dot(self.seconds, x);
         for i in 0..FEATURES {
             self.information[i].iter_mut().zip(x).for_each(|(sum, x_j)| *sum = FORGETTING * *sum + x[i] * x_j);
-            self.information[i][i] += (1.0 - FORGETTING) * LEAST_INFORMATION;
+            self.information[i][i] += (1.0 - FORGETTING) * MIN_INFORMATION;
         }
         let gain = solve(self.information, x);
         self.seconds.iter_mut().zip(gain).for_each(|(seconds, gain)| *seconds += gain * error);
