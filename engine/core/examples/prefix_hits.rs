@@ -1,10 +1,10 @@
-//! What the prefix cache finds of a trace of conversations: the share of blocks that need not be computed.
+//! Prefix cache hits on a trace of conversations: the share of blocks that need not be computed.
 //!
 //! `zcat mooncake_synthetic_trace.jsonl.gz | cargo run --release -p windlass-engine-core --example prefix_hits`
 //!
 //! Each line has `"hash_ids": [...]`, one id for 512 tokens; tokens are derived from it. One request at a time, with
-//! blocks for all. The trace's publishers count 63.96 % (Mooncake, FAST '25, synthetic trace); the command fails where
-//! this engine is further from it than 0.05 points.
+//! blocks for all. The trace's publishers report 63.96 % (Mooncake, FAST '25, synthetic trace); the command fails if
+//! this engine differs from that by more than 0.05 points.
 
 mod common;
 

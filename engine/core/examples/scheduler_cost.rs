@@ -1,5 +1,5 @@
-//! What scheduling costs: microseconds per step at 256 sequences, with an executor that computes nothing; and what it costs to
-//! foresee first tokens.
+//! Cost of scheduling: microseconds per step at 256 sequences, with an executor that computes nothing; and the cost
+//! of predicting times to the first token.
 //!
 //! `cargo run --release -p windlass-engine-core --example scheduler_cost`. The goal is 100 µs.
 
@@ -13,7 +13,7 @@ use windlass_engine_core::engine::{Engine, EngineConfig, InterTokenLimit, Policy
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{Request, RequestDemand, RequestId};
 
-/// The server's.
+/// The allocator of the server.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -39,20 +39,20 @@ fn request(id: u64, prompt_tokens: u32) -> Request {
     Request { stop_tokens: vec![0, 2], ..Request::greedy(RequestId(id), prompt, 1000) }
 }
 
-/// What is scheduled.
+/// A load to schedule.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     prompt_tokens: u32,
     prefix_cache: bool,
     policy: Policy,
-    /// Requests that wait for a place.
+    /// Waiting requests.
     waiting: u32,
-    /// How layers are grouped.
+    /// Groups of layers.
     groups: KvGroups,
 }
 
-/// Microseconds while all sequences decode: of a turn in the median, and what nine of ten stay under; of telling the state, with
-/// the prediction of a first token; of a promise to one that was refused.
+/// Microseconds while all sequences decode: of a step, median and 90th percentile; of the statistics, with their
+/// predicted time to the first token; of the retry time of a rejected request.
 fn measure(load: Load) -> [f64; 4] {
     let Load { prompt_tokens, prefix_cache: enable_prefix_cache, policy, waiting, groups } = load;
     let queue = QueueLimits {

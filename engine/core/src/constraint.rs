@@ -1,4 +1,4 @@
-//! What a sequence may go on with, where something beyond sampling decides it: a grammar, say.
+//! Constrained decoding: token masks from a grammar, for example.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use crate::plan::SequenceFailure;
 use crate::request::TokenId;
 
-/// Says which tokens may come next. Asked by the executor while the model computes, so it may take about as long.
+/// Computes token masks. The executor calls it while the model computes, so a mask may take about as long as a step.
 pub trait Constraint: fmt::Debug + Send + Sync {
-    /// The tokens that may follow `generated`, or that they are not known within `timeout`: they are found meanwhile,
-    /// away from the thread that asks. Texts mostly grow by a token from one call to the next, and may be shorter again
-    /// after a preemption.
+    /// The tokens that may follow `generated`, or [`MaskUnavailable::NotReady`] if they are not known within
+    /// `timeout`; they are then computed in the background. From one call to the next `generated` mostly grows by a
+    /// token; after a preemption it may be shorter.
     fn allowed(&self, generated: &[TokenId], timeout: Duration) -> Result<TokenSet, MaskUnavailable>;
 }
 
-/// Why nothing can be drawn at a place.
+/// Why there is no token mask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MaskUnavailable {
-    /// It is not known yet what may be drawn: the sequence misses its turn.
+    /// It is not ready: the sequence samples no token in this step.
     NotReady,
-    /// The sequence ends.
+    /// The sequence fails.
     Failed(SequenceFailure),
 }
 
@@ -29,19 +29,19 @@ impl From<SequenceFailure> for MaskUnavailable {
     }
 }
 
-/// A set of tokens as bits.
+/// A token mask: a set of tokens as bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSet {
     words: Vec<u32>,
 }
 
 impl TokenSet {
-    /// The set of tokens whose bits are set, 32 to a word, lowest first.
+    /// The set of the tokens whose bits are set, 32 to a word, lowest first.
     pub fn from_words(words: Vec<u32>) -> TokenSet {
         TokenSet { words }
     }
 
-    /// The same bits. Words behind the last one that a token is in may be absent.
+    /// The bits. Trailing words without a set bit may be missing.
     pub fn words(&self) -> &[u32] {
         &self.words
     }

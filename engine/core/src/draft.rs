@@ -1,10 +1,10 @@
-//! Tokens that are drafted to come next: a tree of them, how it is judged, and who draft tokens.
+//! Draft tokens: a tree of them, its verification, and the proposers that make it.
 //!
 //! Speculative decoding (Leviathan et al., "Fast inference from transformers via speculative decoding", 2023): a step
-//! computes the draft tokens beside the token that is due, and what is drawn after each place tells how far they held. A
-//! node names one token, a distribution of one, so its rejection sampling is this: draw what comes anyway; where that
-//! is the node's token, which happens with the model's probability of it, go on behind it; else keep what was drawn,
-//! which has the distribution without that token. Each place draws by its own seed and position, so draft tokens change the
+//! computes the draft tokens beside the token that is due, and samples a token after each of them. A node of the tree
+//! proposes one token with probability 1, so rejection sampling reduces to this: sample from the model's
+//! distribution; if the sample is the node's token, accept it and go on after it; otherwise keep the sample, which
+//! then has the distribution without that token. Each position samples with its own seed, so draft tokens change the
 //! number of steps and no token.
 
 mod lookup;
@@ -16,10 +16,10 @@ use crate::request::{RequestId, TokenId};
 pub use lookup::PromptLookup;
 pub use suffix::SuffixAutomaton;
 
-/// Most tokens drafted for a sequence in one step.
+/// Most draft tokens of a sequence in one step.
 pub const MAX_DRAFT_TOKENS: usize = 32;
 
-/// Draft tokens that follow the last known token: each node follows its parent.
+/// Draft tokens after the last known token: each node follows its parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DraftTree {
     nodes: Vec<DraftNode>,
@@ -30,27 +30,27 @@ pub struct DraftTree {
 pub struct DraftNode {
     /// The token.
     pub token: TokenId,
-    /// Index of the node that it follows, before its own; absent where it follows the last known token.
+    /// Index of the parent, which is lower than its own; `None` for a child of the last known token.
     pub parent: Option<u32>,
 }
 
-/// How far a tree's draft tokens held.
+/// Result of verifying a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verification {
-    /// What was drawn: the tokens of `nodes`, then one that no draft token foresaw.
+    /// The sampled tokens: those of the accepted nodes, then one more.
     pub tokens: Vec<TokenId>,
-    /// The nodes that held, each the child of the one before.
+    /// Indices of the accepted nodes, each a child of the one before.
     pub accepted: Vec<u32>,
 }
 
 impl DraftTree {
-    /// Draft tokens one after the other.
+    /// A tree without branches.
     pub fn chain(tokens: impl IntoIterator<Item = TokenId>) -> DraftTree {
         let node = |(index, token): (u32, TokenId)| DraftNode { token, parent: index.checked_sub(1) };
         DraftTree { nodes: (0..).zip(tokens).map(node).collect() }
     }
 
-    /// Adds a draft token and gives its index.
+    /// Adds a node and returns its index.
     ///
     /// # Panics
     /// If there is no such parent.
@@ -60,32 +60,32 @@ impl DraftTree {
         self.nodes.len() as u32 - 1
     }
 
-    /// Draft tokens in it.
+    /// Number of draft tokens.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether nothing is drafted.
+    /// Whether there are no draft tokens.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// All draft tokens, parents before their children.
+    /// All nodes, parents before their children.
     pub fn nodes(&self) -> &[DraftNode] {
         &self.nodes
     }
 
-    /// Whether each draft token follows the one before.
+    /// Whether the tree has no branches.
     pub fn is_chain(&self) -> bool {
         (0..).zip(&self.nodes).all(|(index, node)| node.parent == u32::checked_sub(index, 1))
     }
 
-    /// The first `count` draft tokens.
+    /// The first `count` nodes.
     pub fn first(&self, count: usize) -> DraftTree {
         DraftTree { nodes: self.nodes[..count.min(self.len())].to_vec() }
     }
 
-    /// What is drafted behind `token`, if that was among the draft tokens for the next one.
+    /// The subtree after `token`, if `token` is a child of the last known token.
     pub fn subtree_after(&self, token: TokenId) -> Option<DraftTree> {
         let root = self.nodes.iter().position(|node| node.parent.is_none() && node.token == token)?;
         let (mut rest, mut moved) = (DraftTree::default(), vec![None; self.len()]);
@@ -98,7 +98,7 @@ impl DraftTree {
         Some(rest)
     }
 
-    /// The nodes from the root to this one, itself the last.
+    /// The path from the root to `node`, which is its last element.
     pub fn path(&self, node: u32) -> Vec<u32> {
         let mut path = Vec::new();
         let mut next = Some(node);
@@ -110,8 +110,8 @@ impl DraftTree {
         path
     }
 
-    /// Follows the tree by what `drawn` says comes after the last known token (`None`) and after nodes, asked for along
-    /// one path only.
+    /// Verifies the tree. `drawn` samples the token after the last known one (`None`) or after a node; it is called
+    /// along one path only.
     pub fn verify<E>(&self, mut drawn: impl FnMut(Option<u32>) -> Result<TokenId, E>) -> Result<Verification, E> {
         let mut verification = Verification { tokens: Vec::new(), accepted: Vec::new() };
         loop {
@@ -127,30 +127,30 @@ impl DraftTree {
     }
 }
 
-/// Draft tokens what sequences go on with.
+/// Proposes draft tokens.
 pub trait Proposer: fmt::Debug + Send {
-    /// A draft token for each of `requests`, in their order; empty where there is none.
+    /// A tree for each request, in order; empty if there is nothing to propose.
     fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree>;
 
-    /// Whether guessing costs next to nothing, so that it is done to learn how good draft tokens are.
+    /// Whether proposing costs almost nothing, so that it is done in every step to measure the acceptance rate.
     fn is_free(&self) -> bool;
 
-    /// The request has ended.
+    /// The request has finished.
     fn forget(&mut self, request: RequestId);
 }
 
-/// A sequence whose next tokens are to be drafted.
+/// A sequence to propose draft tokens for.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftRequest<'a> {
-    /// Whose it is.
+    /// The request.
     pub request: RequestId,
-    /// All of its tokens, prompt and answer. Mostly those of the last time with some more.
+    /// All tokens, prompt and answer: mostly those of the previous call and a few more.
     pub tokens: &'a [TokenId],
-    /// Most draft tokens that are of use.
+    /// Most draft tokens that are useful.
     pub max_tokens: usize,
 }
 
-/// Goes on as `tokens` did from `from` on, and at their end as the draft token itself does: what repeats goes on repeating.
+/// A chain that repeats `tokens[from..]`, again and again up to `max_tokens`.
 fn continuation(tokens: &[TokenId], from: usize, max_tokens: usize) -> DraftTree {
     let period = tokens.len() - from;
     DraftTree::chain((0..max_tokens).map(|index| tokens[from + index % period]))
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_holds_up_to_the_first_wrong_draft() {
+    fn a_chain_is_accepted_up_to_the_first_wrong_token() {
         let chain = DraftTree::chain([5, 6, 7]);
         let text = [5, 6, 8, 9];
         let drawn = |after: Option<u32>| Ok::<_, ()>(text[after.map_or(0, |node| node as usize + 1)]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_is_drafted_to_repeat_on() {
+    fn a_continuation_repeats_what_repeats() {
         assert_eq!(continuation(&[9, 1, 2], 1, 5), DraftTree::chain([1, 2, 1, 2, 1]));
     }
 }

@@ -1,7 +1,8 @@
-//! The scheduler and an executor, one step ahead of the results, or one for each further stage.
+//! The engine: a scheduler and an executor. One step is in flight while the next is scheduled, or one for each
+//! pipeline stage.
 //!
-//! One thread owns it and calls [`Engine::step`] as long as it is not idle. Waiting happens only inside an
-//! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
+//! One thread owns the engine and calls [`Engine::step`] until the engine is idle. Only the executor's `collect`
+//! blocks. Time enters as `now`, in seconds since any fixed moment.
 
 use crate::draft::Proposer;
 use crate::executor::{Executor, ExecutorError, Prepared};
@@ -11,37 +12,38 @@ pub use crate::scheduler::QueueLimits;
 use crate::scheduler::Scheduler;
 use crate::update::{EngineOutputs, EngineStats, RequestUpdate};
 
-/// What the engine is told beyond its executor's geometry.
+/// Settings of the engine, beside its executor's geometry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineConfig {
-    /// How much may wait.
+    /// Limits of the waiting queue.
     pub queue: QueueLimits,
-    /// Keep the blocks of ended requests for prompts that begin alike.
+    /// Keep the blocks of finished requests, for prompts that share a prefix with them.
     pub enable_prefix_cache: bool,
-    /// Key of the digests by which prefixes are found: one that nobody can draft token, of its own for each process.
+    /// Secret key of the prefix hashes. Draw it at random for each process, so that no client can aim for collisions.
     pub prefix_cache_key: u128,
-    /// How long the prefix cache keeps what nobody uses; absent for as long as there is room.
+    /// Seconds after which the prefix cache drops a block that nobody used; `None` keeps it until the pool needs the
+    /// room.
     pub prefix_cache_ttl_seconds: Option<f64>,
-    /// Who goes first.
+    /// Order of service.
     pub policy: Policy,
-    /// How long prompts may make the tokens of others wait.
+    /// How much prefill may delay the tokens of decoding sequences.
     pub inter_token_limit: InterTokenLimit,
 }
 
-/// The time between two tokens of a sequence that prompts computed beside it should not exceed: they are cut to it, down to one
-/// block a step.
+/// Limit on the time between two tokens of a decoding sequence. Prefill chunks in the same step are cut to keep it,
+/// but never below one block a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum InterTokenLimit {
-    /// As long as a step may be.
+    /// No limit: a chunk may fill the step.
     Unlimited,
-    /// So many times as long as without prompts. Until that is known, chunks are small.
+    /// This multiple of the duration of a step without prefill. Until that is measured, chunks are small.
     StepMultiple(f64),
-    /// So many seconds.
+    /// Seconds.
     Seconds(f64),
 }
 
 impl EngineConfig {
-    /// First come, first served, without a bound on what waits, and nothing kept of what has ended.
+    /// First come, first served, with an unlimited queue and no prefix cache.
     pub const PLAIN: EngineConfig = EngineConfig {
         queue: QueueLimits {
             max_waiting_requests: u32::MAX,
@@ -56,7 +58,7 @@ impl EngineConfig {
     };
 }
 
-/// Requests in, updates out.
+/// Takes requests and returns updates.
 #[derive(Debug)]
 pub struct Engine<E> {
     scheduler: Scheduler,
@@ -64,22 +66,22 @@ pub struct Engine<E> {
 }
 
 impl<E: Executor> Engine<E> {
-    /// An idle engine.
+    /// Builds an idle engine.
     ///
     /// # Panics
-    /// If the executor's geometry has no blocks or allows no tokens or rows in a step.
+    /// If the executor's geometry has no blocks, or allows no tokens or rows in a step.
     pub fn new(executor: E, config: EngineConfig) -> Engine<E> {
         let scheduler = Scheduler::new(executor.geometry(), config).with_stages(executor.stages());
         Engine { scheduler, executor }
     }
 
-    /// Lets `proposer` draft token up to `most` tokens of a sequence in a step, where that pays.
+    /// Sets the proposer, which may draft up to `max_tokens` tokens of a sequence in a step, where that pays.
     pub fn with_proposer(mut self, proposer: Box<dyn Proposer>, max_tokens: u32) -> Engine<E> {
         self.scheduler.set_proposer(proposer, max_tokens);
         self
     }
 
-    /// Queues a request. `now` never goes back from one call to the next.
+    /// Queues a request. `now` must never decrease from one call to the next.
     ///
     /// # Panics
     /// If a request with this id is live.
@@ -87,23 +89,24 @@ impl<E: Executor> Engine<E> {
         self.scheduler.add(request, now)
     }
 
-    /// Seconds after which a request that [`add`](Engine::add) just refused for now is likely to be admitted. Who is told so
-    /// counts for the next ones.
+    /// Seconds after which a request that [`add`](Engine::add) has just refused is likely to be admitted, as for HTTP's
+    /// `Retry-After`. Each answer is remembered: later ones reckon with the clients that were told to come back before.
     pub fn retry_after_seconds(&mut self, demand: RequestDemand, now: f64) -> u32 {
         self.scheduler.retry_after_seconds(demand, now)
     }
 
-    /// Ends a live request from outside: [`FinishReason::Abort`], or [`FinishReason::Stop`] for a stop string.
+    /// Finishes a live request from outside: [`FinishReason::Abort`], or [`FinishReason::Stop`] for a stop string.
     ///
-    /// Gives its last update; no later turn mentions it. `None` if no such request is live: it has ended already.
+    /// Returns its final update; no later step mentions the request. `None` if no such request is live: it has
+    /// finished already.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestUpdate> {
         self.scheduler.finish(id, reason)
     }
 
-    /// Submits the next step if there is anything to compute, and collects the oldest one if the executor has enough
-    /// or nothing could be submitted.
+    /// Submits the next step if there is anything to compute. Collects the oldest step in flight if the executor
+    /// takes no more steps, or if nothing could be submitted.
     ///
-    /// An error means that the executor is lost, and with it every live request.
+    /// An error means that the executor is lost, and every live request with it.
     pub fn step(&mut self, now: f64) -> Result<EngineOutputs, ExecutorError> {
         let submitted = self.submit_next(now)?;
         let mut outputs = match submitted && self.scheduler.may_submit() {
@@ -115,12 +118,12 @@ impl<E: Executor> Engine<E> {
         Ok(outputs)
     }
 
-    /// Nothing is live and nothing in flight: a turn would do nothing.
+    /// Whether no request is live and no step in flight: a step would do nothing.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
-    /// Makes one piece of what later steps would wait for, as [`Executor::prepare`].
+    /// Builds one piece of what later steps would otherwise wait for ([`Executor::prepare`]).
     ///
     /// # Panics
     /// If the engine is not idle.
@@ -129,13 +132,13 @@ impl<E: Executor> Engine<E> {
         self.executor.prepare()
     }
 
-    /// The state at this moment.
+    /// Statistics at this moment.
     pub fn stats(&self) -> EngineStats {
         self.scheduler.stats()
     }
 
-    /// Checks every invariant that must hold between two calls, in time proportional to the pool: for tests, and for
-    /// an engine with nothing better to do. The error says what is broken.
+    /// Checks every invariant that must hold between two calls, in time proportional to the size of the pool. For
+    /// tests, and for an idle engine. The error says which invariant is broken.
     pub fn audit(&self) -> Result<(), String> {
         self.scheduler.audit()
     }
@@ -145,7 +148,8 @@ impl<E: Executor> Engine<E> {
         &self.executor
     }
 
-    /// The executor, without the engine: every block's content is forgotten. There must be nothing live.
+    /// Gives up the engine and returns its executor. The contents of all blocks are forgotten; no request may be
+    /// live.
     pub fn into_executor(self) -> E {
         self.executor
     }

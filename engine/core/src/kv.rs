@@ -1,12 +1,13 @@
-//! The KV cache as bookkeeping: which block belongs to whom, which may be reused, which must still wait.
+//! Bookkeeping of the KV cache: which sequence holds which block, which blocks can be reused, which must wait for a
+//! step in flight.
 //!
-//! Ids and counts only; the tensors are the executor's. Every block is in exactly one state:
-//! - *held*: a block table names it, or a step in flight still does that named a released one;
-//! - *cached*: nobody names it and its contents are a known prefix, kept until the room is needed;
+//! Only ids and counts; the tensors are the executor's. Every block is in exactly one state:
+//! - *held*: a block table names it, or a step in flight names it that a released table had;
+//! - *cached*: no table names it and it holds a known prefix, kept until the pool needs the room;
 //! - *free*.
 //!
-//! Layers are divided into groups ([`KvGroups`]), and a sequence has blocks in each. Groups that read a window of a
-//! sequence take its blocks as they are computed, and give them up behind the window.
+//! Layers are divided into groups ([`KvGroups`]) and a sequence has a block table for each. Groups with a sliding
+//! window take blocks as their tokens are computed, and give up the blocks before the window.
 
 mod audit;
 mod block_counts;
@@ -29,28 +30,28 @@ use prefix_cache::{BlockKey, PrefixCache};
 use prefix_match::PrefixMatch;
 use swap_space::SwapSpace;
 
-/// Blocks, their references and the prefix cache over them.
+/// Blocks, their reference counts, and the prefix cache over them.
 #[derive(Debug)]
 pub(crate) struct KvCache {
     block_tokens: usize,
     groups: KvGroups,
     pool: BlockPool,
-    /// `None` where the prefix cache is switched off.
+    /// `None` if the prefix cache is disabled.
     prefixes: Option<PrefixCache>,
-    /// Where blocks go that the pool gives up; `None` where they are lost.
+    /// Where evicted blocks go; `None` without swap slots.
     swap: Option<SwapSpace>,
-    /// Moves that no step makes yet, in order.
+    /// Moves that the next step will make, in order.
     moves: Vec<BlockMove>,
-    /// Released blocks that a step in flight still names, each with the last such step.
+    /// Released blocks that a step in flight still names, with the last such step.
     pending_release: Vec<(Ticket, Vec<BlockId>)>,
-    /// How long a prefix is kept that nobody uses.
+    /// Seconds after which an unused prefix is dropped.
     ttl_seconds: Option<f64>,
     swap_stats: SwapStats,
-    /// The time of the last call that told it.
+    /// Latest time that a caller gave.
     now: f64,
 }
 
-/// What was looked up in the tier so far: what sequences needed and the pool had not.
+/// Lookups in the swap space: of tokens that sequences needed and the pool did not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapStats {
     /// Tokens looked up.
@@ -66,13 +67,13 @@ pub struct KvUsage {
     pub total: u32,
     /// Blocks without contents.
     pub free: u32,
-    /// Blocks that only the prefix cache keeps: available, and forgotten when taken.
+    /// Blocks that only the prefix cache keeps: available, and evicted when taken.
     pub cached: u32,
     /// Blocks that live sequences or steps in flight name.
     pub held: u32,
-    /// Blocks outside the pool.
+    /// Blocks in the swap space.
     pub swapped: u32,
-    /// References that no sequence and no step in flight accounts for. Always 0; anything else is a defect.
+    /// References that no sequence and no step in flight accounts for. Always 0; anything else is a bug.
     pub leaked: u32,
 }
 
@@ -84,7 +85,7 @@ impl KvUsage {
 }
 
 impl KvCache {
-    /// `prefix_key` is that of the digests by which prefixes are found; absent to keep none.
+    /// `prefix_key` is the secret key of the prefix hashes; `None` disables the prefix cache.
     pub(crate) fn new(blocks: u32, block_tokens: u32, prefix_key: Option<u128>) -> KvCache {
         assert!(blocks > 0 && block_tokens > 0, "a KV cache of {blocks} blocks of {block_tokens} tokens");
         KvCache {
@@ -101,26 +102,26 @@ impl KvCache {
         }
     }
 
-    /// Forgets prefixes that nobody used for so long.
+    /// Drops prefixes that were unused for this long.
     pub(crate) fn with_ttl(mut self, ttl_seconds: Option<f64>) -> KvCache {
         self.ttl_seconds = ttl_seconds;
         self
     }
 
-    /// Divides layers like that: each group of them has blocks of its own.
+    /// Sets the groups of layers; each has a block table of its own.
     pub(crate) fn with_groups(mut self, groups: KvGroups) -> KvCache {
         assert!(groups.count() > 0, "a KV cache of no layers");
         self.groups = groups;
         self
     }
 
-    /// Keeps blocks that the pool gives up in `slots` other places; none for 0.
+    /// Adds a swap space of `slots` slots; 0 for none.
     pub(crate) fn with_swap_space(mut self, slots: u32) -> KvCache {
         self.swap = (slots > 0).then(|| SwapSpace::new(slots));
         self
     }
 
-    /// Time has passed: what nobody used for too long is forgotten.
+    /// Advances the time, and drops expired blocks of the prefix cache and the swap space.
     pub(crate) fn advance_time(&mut self, now: f64) {
         self.now = now;
         let (Some(ttl), Some(prefixes)) = (self.ttl_seconds, &mut self.prefixes) else { return };
@@ -132,13 +133,13 @@ impl KvCache {
         }
     }
 
-    /// Moves that the next step has to make first.
+    /// Moves that the next step has to make before it computes.
     pub(crate) fn take_moves(&mut self) -> Vec<BlockMove> {
         std::mem::take(&mut self.moves)
     }
 
-    /// A sequence failed: what it computed or found is not to be found by others. What it passed served steps that did
-    /// not fail.
+    /// A sequence failed: drops its blocks from the prefix cache and the swap space. Blocks that its windows have
+    /// passed are kept: they served steps that succeeded.
     pub(crate) fn invalidate(&mut self, table: &BlockTable) {
         let Some(prefixes) = &mut self.prefixes else { return };
         for (key, _) in table.held().filter_map(|block| prefixes.remove(block)) {
@@ -153,36 +154,36 @@ impl KvCache {
         self.match_prefix(&tokens[..tokens.len() - 1], scope).blocks() * self.block_tokens
     }
 
-    /// Whether `tokens` tokens that begin with `prefix`, which is looked for in the cache, would find blocks now or once
-    /// the steps in flight are collected, with `headroom` sequences left to grow.
+    /// Whether a sequence of `tokens` tokens could be allocated, now or once the steps in flight are collected, with
+    /// a block to spare for each of `headroom` sequences. `prefix` is the part that may be cached.
     pub(crate) fn would_fit(&self, tokens: usize, prefix: &[TokenId], scope: CacheScope, headroom: usize) -> bool {
         let matched = self.match_prefix(prefix, scope);
-        // What nobody else names is available until it is taken.
+        // Cached blocks that nobody holds count as available until they are taken.
         let unnamed = matched.in_pool().iter().filter(|block| self.pool.references(**block) == 0).count();
         let needed = self.new_blocks(tokens, &matched) + unnamed + self.one_block_each(headroom);
         needed <= self.pool.available() + self.pending_free()
     }
 
-    /// Blocks that could be taken now.
+    /// Blocks that can be taken now.
     pub(crate) fn available(&self) -> usize {
         self.pool.available()
     }
 
-    /// What was looked up in the tier so far.
+    /// Lookups in the swap space.
     pub(crate) fn swap_stats(&self) -> SwapStats {
         self.swap_stats
     }
 
-    /// Whether tables begin with blocks of earlier ones.
+    /// Whether the prefix cache is enabled.
     pub(crate) fn caches_prefixes(&self) -> bool {
         self.prefixes.is_some()
     }
 
-    /// A table for `tokens`, beginning with the cached blocks of their longest known prefix. Groups that read everything
-    /// get all blocks that these need, and windowed ones a block for what is to be computed first.
+    /// Allocates a block table for `tokens` that starts with the cached blocks of their longest known prefix.
+    /// Full-attention groups get all blocks, windowed groups one block for the first tokens to compute.
     ///
-    /// At least the last token stays to be computed: its logits are what the caller wants. `None`, with nothing
-    /// changed, unless `headroom` sequences can grow by a block beside it.
+    /// At least the last token is left to compute: the caller wants its logits. Returns `None`, with nothing changed,
+    /// unless each of `headroom` sequences can still grow by one block.
     pub(crate) fn allocate(&mut self, tokens: &[TokenId], scope: CacheScope, headroom: usize) -> Option<BlockTable> {
         if self.pool.available() <= self.one_block_each(headroom) {
             return None; // without walking the prefix first: a full pool is asked in every step
@@ -200,12 +201,13 @@ impl KvCache {
         Some(table)
     }
 
-    /// Blocks that a sequence of `tokens` tokens takes to begin with, beside those that are known and in the pool.
+    /// Blocks that a sequence of `tokens` tokens takes from the pool at first, beside the matched ones that are
+    /// there.
     fn new_blocks(&self, tokens: usize, matched: &PrefixMatch) -> usize {
         self.blocks_beyond(self.initial_blocks(tokens, matched.blocks()), matched.blocks()) + matched.in_swap().count()
     }
 
-    /// A table of new blocks for `tokens` tokens, whatever is cached of them.
+    /// A block table of new blocks, whatever is cached.
     pub(crate) fn allocate_uncached(
         &mut self,
         tokens: usize,
@@ -219,9 +221,9 @@ impl KvCache {
         Some(table)
     }
 
-    /// A table for a sequence whose first `tokens` tokens are those of `table`, with room for one more: their full
-    /// blocks are shared, the one that both would write into is copied. `None` where blocks are short. `table` still has
-    /// what is read behind these tokens ([`still_holds_window`](Self::serves)).
+    /// A block table for a sequence that shares its first `tokens` tokens with `table`, with room for one more: full
+    /// blocks are shared, and the partial block that both would write is copied. `None` if blocks are short. `table`
+    /// must still hold the windows after these tokens ([`still_holds_window`](Self::still_holds_window)).
     pub(crate) fn fork(
         &mut self,
         table: &BlockTable,
@@ -245,7 +247,7 @@ impl KvCache {
         Some(fork)
     }
 
-    /// Extends `table` to cover `tokens` tokens. False, with nothing changed, where blocks are short.
+    /// Extends `table` to cover `tokens` tokens. False, with nothing changed, if blocks are short.
     pub(crate) fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
         let blocks = tokens.div_ceil(self.block_tokens);
         if table.covered_blocks() >= blocks {
@@ -259,8 +261,8 @@ impl KvCache {
         fits
     }
 
-    /// Extends `table` towards covering `tokens` tokens by blocks that nobody misses while `headroom` sequences can still
-    /// grow by one. How many tokens it covers then.
+    /// Extends `table` towards `tokens` tokens, as far as each of `headroom` sequences can still grow by one block.
+    /// Returns the number of tokens that it covers then.
     pub(crate) fn grow_if_spare(&mut self, table: &mut BlockTable, tokens: usize, headroom: usize) -> usize {
         for blocks in table.covered_blocks() + 1..=tokens.div_ceil(self.block_tokens) {
             let counts = BlockCounts::all(blocks);
@@ -272,8 +274,8 @@ impl KvCache {
         table.covered_blocks() * self.block_tokens
     }
 
-    /// Makes the full blocks of `computed` findable as prefixes. All of `computed` has its K and V in the table, but for
-    /// what it has passed.
+    /// Adds the full blocks of `computed` to the prefix cache. The K and V of all of `computed` are in the table,
+    /// except for blocks that its windows have passed.
     pub(crate) fn publish(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let Some(prefixes) = &mut self.prefixes else { return };
         for tokens in computed.chunks_exact(self.block_tokens).skip(table.published) {
@@ -288,13 +290,13 @@ impl KvCache {
         }
     }
 
-    /// Whether `table` still has what is read for the tokens behind its first `tokens`.
+    /// Whether `table` still has every block that the tokens after its first `tokens` read.
     pub(crate) fn still_holds_window(&self, table: &BlockTable, tokens: usize) -> bool {
         table.groups().iter().all(|group| group.skipped <= self.out_of_window_blocks(tokens))
     }
 
-    /// Gives up the leading blocks of `table` that nothing reads once `computed` tokens are computed, at once or when the
-    /// step `in_flight` that last names them is collected.
+    /// Releases the leading blocks of `table` that nothing reads once `computed` tokens are computed; at once, or
+    /// when `in_flight`, the last step that names them, is collected.
     pub(crate) fn release_out_of_window(&mut self, table: &mut BlockTable, computed: usize, in_flight: Option<Ticket>) {
         let out_of_window_blocks = self.out_of_window_blocks(computed);
         let released = table.skip(self.groups.full, out_of_window_blocks);
@@ -303,13 +305,13 @@ impl KvCache {
         }
     }
 
-    /// Gives a table's blocks up, at once or when the step `in_flight` that last names them is collected. From the tail, so
-    /// that a prefix outlives what continues it.
+    /// Releases a block table; at once, or when `in_flight`, the last step that names its blocks, is collected.
+    /// Releases the tail first, so that a prefix stays cached for longer than what continues it.
     pub(crate) fn release(&mut self, table: BlockTable, in_flight: Option<Ticket>) {
         self.release_blocks(table.tail_first(), in_flight);
     }
 
-    /// The step is over: blocks that only it still named return.
+    /// A step was collected: releases the blocks that only it still named.
     pub(crate) fn collected(&mut self, ticket: Ticket) {
         let (over, waiting) = self.pending_release.drain(..).partition(|(last, _)| *last == ticket);
         self.pending_release = waiting;
@@ -318,7 +320,7 @@ impl KvCache {
         }
     }
 
-    /// Blocks that become available once the steps in flight are collected, with nothing else released.
+    /// Blocks that become available once the steps in flight are collected, if nothing else is released.
     pub(crate) fn pending_free(&self) -> usize {
         let mut named: HashMap<BlockId, u32> = HashMap::new();
         for block in self.pending_release.iter().flat_map(|(_, blocks)| blocks) {
@@ -348,7 +350,7 @@ impl KvCache {
         }
     }
 
-    /// A block, of which the pool has one.
+    /// Takes a block; the pool must have one.
     fn take_block(&mut self) -> BlockId {
         let (block, evicted) = self.pool.take().expect("availability was checked");
         if evicted {
@@ -357,7 +359,7 @@ impl KvCache {
         block
     }
 
-    /// The block's contents are given up for others.
+    /// The contents of a cached block are about to be overwritten: moves them to the swap space, if there is one.
     fn evict(&mut self, block: BlockId) {
         let evicted = self.prefixes.as_mut().and_then(|prefixes| prefixes.remove(block));
         if let (Some((key, evicted)), Some(swap)) = (evicted, &mut self.swap) {
@@ -365,9 +367,9 @@ impl KvCache {
         }
     }
 
-    /// Gives blocks up in this order, at once or when the step `in_flight` that last names them is collected.
+    /// Releases blocks in this order; at once, or when `in_flight`, the last step that names them, is collected.
     fn release_blocks(&mut self, blocks: Vec<BlockId>, in_flight: Option<Ticket>) {
-        // Nobody reads what was to be copied for them.
+        // Pending copies into these blocks are not needed any more.
         self.moves.retain(|moved| !matches!(moved, BlockMove::Copy { to, .. } if blocks.contains(to)));
         match in_flight {
             Some(ticket) => self.pending_release.push((ticket, blocks)),
@@ -399,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_a_live_table_shares_is_not_on_its_way_back() {
+    fn a_block_that_a_live_table_shares_is_not_pending_free() {
         let mut kv = KvCache::new(4, 2, Some(1));
         let mut first = kv.allocate(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.publish(&mut first, &[1, 2, 3]);

@@ -1,24 +1,26 @@
-//! Scheduler, KV block pool, prefix cache, request life cycle and the simulated executor.
+//! Scheduler, KV block pool, prefix cache, request life cycle and a simulated executor.
 //!
-//! Pure: no tensors, no HTTP, no text, no clock. Time, randomness and limits are parameters.
+//! This crate is pure: it has no tensors, HTTP, text or clock. Time, randomness and limits are parameters.
 //!
-//! One step, in order: [`Engine::step`](engine::Engine::turn) asks the scheduler for a
-//! [`StepPlan`](plan::StepPlan) (decides everything), submits it to the [`Executor`](executor::Executor) (computes,
-//! chooses nothing), collects an earlier step, and lets the scheduler turn its output into
+//! One step, in order: [`Engine::step`](engine::Engine::step) asks the scheduler for a [`StepPlan`](plan::StepPlan),
+//! which makes every decision; submits it to the [`Executor`](executor::Executor), which computes and decides
+//! nothing; collects an earlier step; and lets the scheduler turn that step's output into
 //! [`RequestUpdate`](update::RequestUpdate)s.
+//!
+//! `engine/GLOSSARY.md` defines the terms.
 //!
 //! | Module | Subject |
 //! |---|---|
-//! | [`request`], [`sampling`] | what is asked, how it ends, why it is refused; how tokens are drawn |
-//! | [`constraint`] | what a sequence may go on with |
-//! | [`policy`] | who goes first |
-//! | [`draft`] | what is drafted to come next, and who draft tokens |
-//! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
-//! | [`engine`] | scheduler and executor, steps ahead of the results |
-//! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |
+//! | [`request`], [`sampling`] | requests, their finish and rejection reasons; sampling parameters and logprobs |
+//! | [`constraint`] | token masks for constrained decoding |
+//! | [`policy`] | the order in which requests are served |
+//! | [`draft`] | draft tokens, their verification, and proposers |
+//! | [`plan`], [`executor`] | one step as data; the trait of everything that computes steps |
+//! | [`engine`] | scheduler and executor together, with steps in flight |
+//! | `scheduler` | batching, chunked prefill, admission, preemption, speculation |
 //! | `sequence` | the tokens of one request, waiting or running |
-//! | `kv` | block table, block pool, prefix cache |
-//! | [`update`] | what a turn gives back; the engine's state in numbers |
+//! | `kv` | block tables, block pool, prefix cache, swap space |
+//! | [`update`] | outputs of one engine step; engine statistics |
 //! | [`sim`] | an executor without a model |
 
 pub mod constraint;

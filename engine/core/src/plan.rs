@@ -1,4 +1,4 @@
-//! One step as data: what the scheduler decided and what the executor gave back.
+//! One step as data: the plan that the scheduler made, and the output that the executor returned.
 
 use std::slice::ChunksExact;
 use std::sync::Arc;
@@ -15,47 +15,49 @@ use crate::sampling::TokenLogprobs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// Names a submitted step until it is collected.
+/// Identifies a submitted step until it is collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A token to compute: known, or still being sampled by a step in flight.
+/// A token to compute: a known id, or one that a step in flight is still sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputToken {
-    /// Its id.
+    /// The id.
     Known(TokenId),
-    /// The token that `ticket` samples in row `row` of its [`StepPlan`]; an executor of one stage feeds it back. If that
-    /// row fails, the row that has this token is [`RowOutput::Failed`], too, and so with [`RowOutput::Deferred`].
+    /// The token that step `ticket` samples in row `row` of its [`StepPlan`]; an executor with one stage feeds it
+    /// back on its own. If that row is [`RowOutput::Failed`] or [`RowOutput::Deferred`], so is the row that has this
+    /// token.
     SampledBy {
         /// The step in flight.
         ticket: Ticket,
-        /// Index into that plan's `rows`.
+        /// Index into the `rows` of that plan.
         row: u32,
     },
 }
 
-/// Index of a place for a block outside the pool.
+/// Index of a swap slot: a place for a block outside the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwapSlotId(pub u32);
 
-/// Moves K and V of a whole block, in all layers of its group.
+/// Moves the K and V of a whole block, in all layers of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockMove {
-    /// From one block to another.
+    /// Copies one block to another.
     Copy {
         /// What is copied.
         from: BlockId,
         /// What is overwritten.
         to: BlockId,
     },
-    /// Out of the pool, into a slot.
+    /// Copies a block out of the pool into a swap slot.
     SwapOut {
         /// What is kept.
         block: BlockId,
         /// What is overwritten.
         slot: SwapSlotId,
     },
-    /// Out of a slot, which keeps it. If that fails, the rows that name the block are [`SequenceFailure::LostKv`].
+    /// Copies a swap slot into a block; the slot keeps its contents. If that fails, the rows that name the block are
+    /// [`SequenceFailure::LostKv`].
     SwapIn {
         /// What is read.
         slot: SwapSlotId,
@@ -64,76 +66,78 @@ pub enum BlockMove {
     },
 }
 
-/// Everything the executor needs for one step. It has no choices left to make.
+/// Everything the executor needs for one step. It has no decisions left to make.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// Blocks to move before anything is computed, in this order.
+    /// Moves to make before anything is computed, in this order.
     pub moves: Vec<BlockMove>,
-    /// One row per sequence, decodes and prefill chunks mixed.
+    /// One row for each sequence, decodes and prefill chunks mixed.
     pub rows: Vec<PlanRow>,
-    /// How long after its beginning the step waits for what constraints allow.
+    /// How long the step waits for token masks, counted from its start. Rows whose mask is not ready by then are
+    /// deferred.
     pub mask_timeout: Duration,
 }
 
-/// One sequence's share of a step.
+/// One sequence in a step.
 #[derive(Clone, Debug)]
 pub struct PlanRow {
-    /// Whose it is: for messages, and for seeding nothing.
+    /// The request: for messages only, never as a seed.
     pub request: RequestId,
-    /// Tokens to compute, at positions `first_position ..`. Never empty; `SampledBy` only as a single token.
+    /// Tokens to compute, at positions `first_position ..`. Never empty; `SampledBy` occurs only as a single token.
     pub tokens: Vec<InputToken>,
-    /// Tokens of this sequence whose K and V are already in its blocks.
+    /// Leading tokens of the sequence whose K and V are already in its blocks.
     pub first_position: u32,
-    /// Blocks of the whole sequence in order, covering at least `first_position + tokens.len()` tokens and a place for
-    /// each draft token behind them: as many for each group of layers, one group's after another's. In the place of one that
-    /// its group no longer reads is any other. Most rows share them with the sequence's row before.
+    /// Block tables of the whole sequence, one for each group of layers, one after another, all of the same length.
+    /// Each covers at least `first_position + tokens.len()` tokens and the draft tokens after them. An entry that its
+    /// group no longer reads names an arbitrary block. Most rows share this slice with the row of the sequence's
+    /// previous step.
     pub blocks: Arc<[BlockId]>,
-    /// Draw a token from the logits of the row's last token. Absent for a prefill chunk that is not the last.
+    /// Sample a token from the logits of the last token. `None` for a prefill chunk that does not end the prompt.
     pub sample: Option<SampleRow>,
-    /// Report what the model thought of the tokens that follow the row's first ones.
+    /// Report the logprobs of the tokens that follow the first ones of the row.
     pub score: Option<PromptLogprobsRow>,
 }
 
-/// How to draw a row's token.
+/// How to sample the next token of a row.
 #[derive(Clone, Debug)]
 pub struct SampleRow {
-    /// The distribution.
+    /// Sampling parameters.
     pub sampling: Arc<Sampling>,
-    /// Tokens that must not be drawn (stop tokens before `min_tokens`).
+    /// Tokens that must not be sampled (stop tokens before `min_tokens`).
     pub banned: Vec<TokenId>,
-    /// The sequence so far, where drawing depends on it.
+    /// The sequence so far, if sampling depends on it.
     pub history: Option<History>,
-    /// What may be drawn after the history, where something decides it.
+    /// The constraint on the tokens after the history, if any.
     pub constraint: Option<Arc<dyn Constraint>>,
-    /// Report the log probability of the token drawn, and of so many most likely ones.
+    /// Report the logprob of the sampled token, and of this many most likely ones.
     pub logprobs: Option<u32>,
-    /// Draft tokens of what comes next: they are computed behind the row's last token, and each place that they lead to
-    /// draws a token of its own. The row's last token is known then, and it scores nothing. K and V of the draft tokens that
-    /// held end up behind the row's tokens, in order.
+    /// Draft tokens: they are computed after the last token of the row, and a token is sampled after each of them.
+    /// With draft tokens the last token of the row is known, and `score` is `None`. The K and V of accepted draft
+    /// tokens end up right after those of the row's tokens, in order.
     pub draft: DraftTree,
 }
 
-/// The tokens of a sequence that are known when a step is planned. Where the row's last token is
-/// [`InputToken::SampledBy`], that one follows them.
+/// The tokens of a sequence that are known when a step is planned. If the last token of the row is
+/// [`InputToken::SampledBy`], it follows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// The prompt, then what was generated.
+    /// The prompt, then the generated tokens.
     pub tokens: Vec<TokenId>,
-    /// Leading tokens that are the prompt.
+    /// Length of the prompt.
     pub prompt_tokens: usize,
 }
 
-/// Which known tokens to report log probabilities of: entry `i` follows the row's token `i`.
+/// Which known tokens to report logprobs of: target `i` follows token `i` of the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptLogprobsRow {
-    /// The tokens, at most as many as the row has.
+    /// The targets, at most as many as the row has tokens.
     pub targets: Vec<TokenId>,
-    /// How many most likely tokens to report beside each.
+    /// How many of the most likely tokens to report beside each target.
     pub top: u32,
 }
 
 impl PlanRow {
-    /// The blocks of each group of layers.
+    /// The block table of each group of layers.
     pub fn tables(&self, groups: &KvGroups) -> ChunksExact<'_, BlockId> {
         self.blocks.chunks_exact((self.blocks.len() / groups.count() as usize).max(1))
     }
@@ -144,7 +148,7 @@ impl PlanRow {
         scored + self.sample.as_ref().map_or(0, |sample| 1 + sample.draft.len())
     }
 
-    /// Tokens that this row computes, draft tokens included.
+    /// Tokens that this row computes, including draft tokens.
     pub fn token_count(&self) -> usize {
         self.tokens.len() + self.draft().map_or(0, DraftTree::len)
     }
@@ -172,24 +176,24 @@ impl StepPlan {
 pub struct StepOutput {
     /// One entry per row of the plan, in its order.
     pub rows: Vec<RowOutput>,
-    /// Log probabilities of the rows that asked for them, in the order of the rows. Failed rows have none.
+    /// Logprobs of the rows that asked for them, in order of rows. Failed rows have none.
     pub scores: Vec<RowLogprobs>,
-    /// Seconds the executor was busy with this step; of several stages, the one that was longest.
+    /// Seconds that the executor was busy with the step. With several pipeline stages, those of the slowest stage.
     pub busy_seconds: f64,
 }
 
-/// What one row produced.
+/// Output of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RowOutput {
-    /// Nothing was to be sampled.
+    /// The row was computed, and had nothing to sample.
     Computed,
-    /// The token drawn.
+    /// The sampled token.
     Sampled(TokenId),
-    /// What was drawn in a row with draft tokens: those that held, then a token that none foresaw.
+    /// The tokens sampled in a row with draft tokens: the accepted ones, then one more.
     Verified(Vec<TokenId>),
-    /// The row was computed, and nothing was drawn: what its constraint allows was not known in time.
+    /// The row was computed, but no token was sampled: its token mask was not ready in time.
     Deferred,
-    /// This sequence failed; the others are fine.
+    /// The sequence failed; the others are not affected.
     Failed(SequenceFailure),
 }
 
@@ -202,35 +206,34 @@ impl From<MaskUnavailable> for RowOutput {
     }
 }
 
-/// Why one sequence failed while the others went on, in words for its client.
+/// Why one sequence failed while the others went on. The text is for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SequenceFailure {
-    /// What was asked for leaves nothing to go on with, and would leave nothing again: the client's to change.
+    /// The constraint leaves no token to sample, and would again: the client has to change the request.
     #[error("{0}")]
     Unsatisfiable(String),
-    /// What was asked for takes more time than a sequence has, and would again: the client's to change.
+    /// The constraint takes more time than a sequence has, and would again: the client has to change the request.
     #[error("{0}")]
     TooSlow(String),
-    /// The model gave numbers that are none.
+    /// The logits are not finite.
     #[error("{0}")]
     Corrupted(String),
     /// The row could not be computed.
     #[error("{0}")]
     Uncomputable(String),
-    /// Blocks in which the row begins could not be brought back. Its sequence is computed again, and its client hears
-    /// nothing of it.
+    /// The blocks of the row could not be swapped in. The sequence is recomputed, and its client does not notice.
     #[error("{0}")]
     LostKv(String),
 }
 
-/// The log probabilities that one row asked for.
+/// The logprobs that one row asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowLogprobs {
     /// Index of the row.
     pub row: u32,
-    /// Of the targets of its [`PromptLogprobsRow`], in their order.
+    /// Logprobs of the targets of its [`PromptLogprobsRow`], in order.
     pub prompt: Vec<TokenLogprobs>,
-    /// Of the tokens drawn, in their order.
+    /// Logprobs of the sampled tokens, in order.
     pub sampled: Vec<TokenLogprobs>,
 }
 

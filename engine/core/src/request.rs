@@ -1,4 +1,4 @@
-//! A request as the scheduler knows it: tokens, limits and sampling, already validated. No text, no HTTP.
+//! A request as the scheduler knows it: tokens, limits and sampling parameters, already validated. No text, no HTTP.
 
 use std::sync::Arc;
 
@@ -8,75 +8,76 @@ pub use crate::sampling::{Penalties, Sampling};
 /// A token's index in the vocabulary.
 pub type TokenId = u32;
 
-/// Identifies one request for the life of the process.
+/// Identifies a request for the life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// On whose behalf a request is made: a number that the caller assigns and never reuses. Scheduling is fair between
-/// tenants, and what one of them computed is no other's to find.
+/// The tenant of a request: a number that the caller assigns and never reuses. The fair policy shares the engine
+/// among tenants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(pub u32);
 
-/// Whose prompts may be found in the cache by whom: requests of different scopes share nothing. Numbers are the
-/// caller's, below 2^127; ones that cannot be drafted keep scopes apart that clients choose.
+/// Scope of the prefix cache: requests of different scopes share no blocks. Numbers are the caller's, below 2^127.
+/// Where clients choose the scope, it must be a number that others cannot guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheScope(pub u128);
 
 impl CacheScope {
-    /// The scope of everybody who has no other.
+    /// The scope of all requests without a scope of their own.
     pub const SHARED: CacheScope = CacheScope(0);
 }
 
-/// What is asked of the engine.
+/// A request to the engine.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Unique; chosen by the caller.
     pub id: RequestId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Where its prompt is looked for and kept.
+    /// Scope in which its blocks are found and cached.
     pub cache_scope: CacheScope,
-    /// Lower ones go first, where the policy asks for it.
+    /// Lower values are served first, under [`Policy::Priority`](crate::policy::Policy::Priority).
     pub priority: i32,
     /// Prompt tokens, at least one.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate; prompt and this together fit the model's length. With 0 the prompt is only computed.
+    /// Most tokens to generate. Prompt and this together fit the longest sequence. With 0 the prompt is only
+    /// computed.
     pub max_tokens: u32,
-    /// Before this many tokens neither an end-of-sequence nor a stop token is sampled.
+    /// Neither an end-of-sequence nor a stop token is sampled before this many tokens were generated.
     pub min_tokens: u32,
-    /// Sampling any of these ends the request with [`FinishReason::Stop`]. Holds the model's
-    /// end-of-sequence tokens unless the client asked to ignore them.
+    /// Sampling one of these finishes the request with [`FinishReason::Stop`]. Holds the model's end-of-sequence
+    /// tokens, unless the client asked to ignore them.
     pub stop_tokens: Vec<TokenId>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// What they must fit.
+    /// Constraint on the generated tokens.
     pub constraint: Option<Arc<dyn Constraint>>,
-    /// Report the log probability of every generated token, and of so many most likely ones at its place.
+    /// Report the logprob of every generated token, and of this many most likely ones at its position.
     pub logprobs: Option<u32>,
-    /// The same for every prompt token but the first. Such a prompt is computed whole, whatever is cached.
+    /// The same for every prompt token but the first. The whole prompt is then computed, whatever is cached.
     pub prompt_logprobs: Option<u32>,
-    /// A live request with the same prompt and scope: once that is computed, its blocks are shared instead of
-    /// computed again, and the one that both would write into is copied.
+    /// A live request with the same prompt and scope. Once its prompt is computed, its blocks are shared; the block
+    /// that both would write is copied.
     pub fork_of: Option<RequestId>,
-    /// The search whose answers it is one of.
+    /// The beam search that the request is part of.
     pub beams: Option<BeamSearch>,
 }
 
-/// A beam search, as vLLM defines it: as many answers as beams, to as many requests with one prompt and the same terms.
-/// They end together, the best answer is the leader's, and nothing is told before. Sampling does not matter, nor do
-/// `min_tokens`, `constraint` and `prompt_logprobs`.
+/// A beam search, as vLLM defines it. It consists of `width` requests with the same prompt and parameters; each gets
+/// one answer, and the leader the best one. All finish together, and no tokens are reported before. `sampling`,
+/// `min_tokens`, `constraint` and `prompt_logprobs` are ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamSearch {
-    /// The first of the requests to be added.
+    /// The request of the search that is added first.
     pub leader: RequestId,
-    /// Beams, and requests; at least one.
+    /// Number of beams, and of requests; at least one.
     pub width: u32,
-    /// Answers are compared by the logarithm of their probability over their length, prompt included, to this power.
+    /// Answers are compared by their log probability over their length, prompt included, to this power.
     pub length_penalty: f64,
 }
 
 impl Request {
-    /// A request for up to `max_tokens` most likely tokens after `prompt`, and nothing else.
+    /// A request for up to `max_tokens` most likely tokens after `prompt`, without options.
     pub fn greedy(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Request {
         Request {
             id,
@@ -97,12 +98,12 @@ impl Request {
     }
 }
 
-/// What a request means to others that wait.
+/// What a request demands of the engine: the input of time-to-first-token predictions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestDemand {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Lower ones go first, where the policy asks for it.
+    /// Lower values are served first, under [`Policy::Priority`](crate::policy::Policy::Priority).
     pub priority: i32,
     /// Tokens to compute before the first one is generated, as far as they are known.
     pub prompt_tokens: u32,
@@ -111,11 +112,11 @@ pub struct RequestDemand {
 }
 
 impl RequestDemand {
-    /// What is almost nothing, of nobody in particular.
+    /// The smallest demand, of tenant 0.
     pub const MINIMAL: RequestDemand =
         RequestDemand { tenant: Tenant(0), priority: 0, prompt_tokens: 1, max_tokens: 1 };
 
-    /// What this request means.
+    /// The demand of a request.
     pub fn of(request: &Request) -> RequestDemand {
         let prompt_tokens = match request.fork_of {
             Some(_) => 1,
@@ -126,21 +127,21 @@ impl RequestDemand {
     }
 }
 
-/// Why a request ended. Exactly one per request.
+/// Why a request finished. Each request has exactly one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {
     /// A stop token was sampled, or the server saw a stop string.
     Stop,
-    /// `max_tokens` were generated.
+    /// `max_tokens` tokens were generated.
     Length,
-    /// The client went away or the server gave it up.
+    /// The client disconnected, or the server aborted the request.
     Abort,
-    /// This sequence alone failed; the text says how.
+    /// The sequence failed; the update's `failure` says why.
     Error,
 }
 
 impl FinishReason {
-    /// As the metrics label and the API spell it.
+    /// The spelling in metric labels and in the API.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",
@@ -151,13 +152,13 @@ impl FinishReason {
     }
 }
 
-/// Why a request was not admitted, with its numbers. `Display` is what the client reads.
+/// Why a request was rejected, with the numbers. `Display` is the text that the client gets.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RejectReason {
     /// The prompt is empty.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// The prompt has a token that the model does not know: a client error.
+    /// The prompt has a token outside the vocabulary: a client error.
     #[error("the prompt has token {token} and the model's tokens are below {vocabulary}")]
     UnknownToken {
         /// The token.
@@ -165,7 +166,7 @@ pub enum RejectReason {
         /// Ids are below this.
         vocabulary: u32,
     },
-    /// Prompt and `max_tokens` exceed the longest sequence. Never admissible: a client error.
+    /// Prompt and `max_tokens` exceed the longest sequence: a client error.
     #[error(
         "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the {limit_tokens} \
          tokens this model still_holds_window; shorten the prompt or lower max_tokens"
@@ -173,39 +174,39 @@ pub enum RejectReason {
     TooLong {
         /// Tokens in the prompt.
         prompt_tokens: u32,
-        /// Tokens asked for.
+        /// `max_tokens` of the request.
         max_tokens: u32,
-        /// Longest sequence.
+        /// Most tokens of a sequence.
         limit_tokens: u32,
     },
-    /// The sequence could never hold its blocks, even alone. Never admissible: a client error.
+    /// The sequence needs more blocks than the pool has: a client error.
     #[error("the request needs {needed_blocks} KV blocks and the engine has {total_blocks}; lower max_tokens")]
     NeverFits {
-        /// Blocks it would need.
+        /// Blocks that it needs.
         needed_blocks: u32,
-        /// Blocks there are.
+        /// Blocks in the pool.
         total_blocks: u32,
     },
-    /// More requests come together than may ever wait: a client error.
+    /// More requests arrived together than an idle engine admits: a client error.
     #[error("the request asks for {requests} answers and this server takes {limit} at once; ask for fewer")]
     TooMany {
-        /// Requests that came.
+        /// Requests that arrived together.
         requests: u32,
-        /// Most that an idle engine takes.
+        /// Most that an idle engine admits.
         limit: u32,
     },
-    /// Requests that come together have more prompt tokens than may ever wait: a client error.
+    /// Requests that arrived together have more prompt tokens than may ever wait: a client error.
     #[error(
         "the request's prompts have {prompt_tokens} tokens together and at most {limit_tokens} may wait; send fewer of \
          them at once"
     )]
     TooManyTokens {
-        /// Prompt tokens of all.
+        /// Prompt tokens of all of them.
         prompt_tokens: u64,
         /// Most that may wait.
         limit_tokens: u64,
     },
-    /// The queue is full: try again.
+    /// The queue is full: the client may retry.
     #[error("{waiting} requests with {queued_tokens} prompt tokens are waiting; try again later")]
     QueueFull {
         /// Requests waiting.
@@ -213,15 +214,15 @@ pub enum RejectReason {
         /// Prompt tokens waiting.
         queued_tokens: u64,
     },
-    /// The first token would come too late: try again.
+    /// The first token would take too long: the client may retry.
     #[error(
         "the first token would come after {predicted_milliseconds} ms, later than the {limit_milliseconds} ms that this \
          server promises; try again later"
     )]
     TooSlow {
-        /// When it would come, milliseconds from now.
+        /// Predicted time to the first token, milliseconds.
         predicted_milliseconds: u64,
-        /// The latest that is allowed, milliseconds.
+        /// Its limit, milliseconds.
         limit_milliseconds: u64,
     },
 }

@@ -1,9 +1,8 @@
-//! How a token is drawn from logits, and what is told of it.
+//! Sampling parameters, and logprobs.
 
 use crate::request::TokenId;
 
-/// How a token is drawn from logits. Everything a row needs besides its sequence's tokens: the same values, tokens and
-/// position give the same token.
+/// How a token is sampled from logits. With the same parameters, tokens and position, the same token is sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the most likely token, the lowest id among equals.
@@ -17,7 +16,7 @@ pub struct Sampling {
     /// Keep the tokens whose surprise is nearest the distribution's entropy until their probabilities reach this sum,
     /// in (0, 1] (Meister et al., "Locally typical sampling", 2022).
     pub typical_p: f32,
-    /// What tokens cost that were there before.
+    /// Penalties on repeated tokens.
     pub penalties: Penalties,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
@@ -25,35 +24,35 @@ pub struct Sampling {
     pub bad_words: Vec<Vec<TokenId>>,
     /// If not empty, only these tokens are drawn.
     pub allowed_tokens: Vec<TokenId>,
-    /// Key of the counter-based generator: with the token's position it gives the draw.
+    /// Key of the counter-based random generator; the counter is the position of the token.
     pub seed: u64,
 }
 
-/// What tokens cost that were there before.
+/// Penalties on repeated tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
-    /// Divides positive logits and multiplies negative ones of tokens in the prompt or the answer; 1 changes nothing
+    /// Divides positive logits and multiplies negative ones of tokens in the prompt or the answer; 1 has no effect
     /// (Keskar et al., "CTRL", 2019).
     pub repetition: f32,
-    /// Subtracted once for each time that a token is in the answer.
+    /// Subtracted for each occurrence of the token in the answer.
     pub frequency: f32,
-    /// Subtracted if a token is in the answer.
+    /// Subtracted if the token is in the answer.
     pub presence: f32,
 }
 
 impl Penalties {
-    /// Repeating costs nothing.
+    /// No penalties.
     pub const NONE: Penalties = Penalties { repetition: 1.0, frequency: 0.0, presence: 0.0 };
 }
 
 impl Sampling {
-    /// Always the most likely token.
+    /// Greedy sampling: always the most likely token.
     pub const GREEDY: Sampling = Sampling::at_temperature(0.0);
 
-    /// Draws from the model's own distribution.
+    /// Samples from the model's own distribution.
     pub const RANDOM: Sampling = Sampling::at_temperature(1.0);
 
-    /// A temperature and nothing else.
+    /// A temperature and no other parameter.
     pub const fn at_temperature(temperature: f32) -> Sampling {
         Sampling {
             temperature,
@@ -69,30 +68,30 @@ impl Sampling {
         }
     }
 
-    /// Whether a draw depends on the tokens before it.
+    /// Whether sampling depends on the tokens before.
     pub fn reads_history(&self) -> bool {
         self.penalties != Penalties::NONE || self.bad_words.iter().any(|word| word.len() > 1)
     }
 }
 
-/// A token of a sequence, with what the model thought of it: natural logarithms of probabilities before any penalty,
-/// temperature or filter.
+/// The logprobs at one position of a sequence: natural logarithms of the model's probabilities, before penalties,
+/// temperature and filters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// The token that is there.
+    /// The token at the position.
     pub chosen: TokenLogprob,
-    /// The most likely tokens at its place, most likely first; as many as were asked for.
+    /// The most likely tokens, most likely first, as many as were requested.
     pub top: Vec<TokenLogprob>,
 }
 
-/// A token's log probability and its place among all tokens.
+/// Logprob and rank of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLogprob {
     /// The token.
     pub token: TokenId,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// 1 for the most likely token.
+    /// Rank among all tokens; 1 is the most likely.
     pub rank: u32,
 }
 

@@ -1,13 +1,15 @@
-//! Who runs in the next step, with how many tokens, in which blocks; and what its results mean.
+//! The scheduler: which sequences run in the next step, with how many tokens, in which blocks; and what the step's
+//! output means.
 //!
-//! Within a token budget per step: decodes first, then prefill chunks of what runs, then admission from the queue, all
-//! in the order of the [`Policy`]. Where a sequence finds no block for its next token, the sequence that is last in that
-//! order is preempted: its blocks are given up and its tokens computed again later. Knows no executor and no clock; steps
-//! may be in flight while it decides.
+//! Each step has a token budget. Decodes come first, then prefill chunks of running sequences, then admission from the
+//! queue, all in the order of the [`Policy`]. If a sequence finds no block for its next token, the running sequence
+//! that is last in that order is preempted: its blocks are released and its tokens recomputed later. The scheduler
+//! knows no executor and no clock; steps may be in flight while it decides.
 //!
-//! `running` is sorted by stay. First come, first served, it is sorted by arrival, too, and everything in it arrived
-//! before everything in `waiting`; but for what only waits for its last result, which no preemption takes, or did so until
-//! that was put off, and for what had to begin again.
+//! `running` is sorted by run id. Under first come, first served it is also sorted by arrival, and everything in it
+//! arrived before everything in `waiting`. Exceptions are sequences that only wait for their last token, which are
+//! never preempted, or that did so until that token was deferred; and sequences that lost their blocks and returned to
+//! the queue.
 
 mod admission;
 mod answer_lengths;
@@ -53,21 +55,21 @@ pub(crate) struct Scheduler {
     geometry: Geometry,
     policy: Policy,
     inter_token_limit: InterTokenLimit,
-    /// Steps that are computed at a time.
+    /// Pipeline stages of the executor.
     stages: usize,
     kv: KvCache,
     step_time: StepTimeModel,
     answers: AnswerLengths,
     retry_times: RetryTimes,
-    /// Absent where tenants take no turns.
+    /// `None` unless the policy is [`Policy::Fair`].
     fairness: Option<Fairness>,
-    /// Absent where nothing is drafted.
+    /// `None` without a proposer.
     speculation: Option<Speculation>,
-    /// Beam searches by their leaders.
+    /// Beam searches, by leader.
     beam_groups: HashMap<RequestId, BeamGroup>,
-    /// Last updates that no step brought.
+    /// Final updates that are not the output of a step.
     final_updates: Vec<RequestUpdate>,
-    /// Stays whose blocks the next step copies from.
+    /// Runs from whose blocks the next step copies.
     copy_sources: Vec<RunId>,
     now: f64,
     running: Vec<Running>,
@@ -76,14 +78,14 @@ pub(crate) struct Scheduler {
     runs: u64,
     preemptions: u64,
     lost_sequences: u64,
-    /// Why the last of them lost its blocks, until it is told.
+    /// Why the last of them lost its blocks, until reported.
     lost: Option<String>,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
     recomputed_tokens: u64,
 }
 
-/// A submitted step, as its results will need it.
+/// A step in flight, with what is needed to interpret its output.
 #[derive(Debug)]
 struct InFlight {
     ticket: Ticket,
@@ -129,7 +131,7 @@ impl Scheduler {
         }
     }
 
-    /// Queues a request, or says why not.
+    /// Queues a request, or says why it is rejected.
     pub(crate) fn add(&mut self, request: Request, now: f64) -> Result<(), RejectReason> {
         let known = self.waiting.iter().chain(self.running.iter().map(|run| &run.sequence)).chain(self.parked());
         assert!(known.map(|sequence| sequence.id).all(|id| id != request.id), "{:?} is already live", request.id);
@@ -150,8 +152,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a live request with `reason`; `None` if there is none with this id. Steps in flight compute its rows in
-    /// vain, and its blocks return after them.
+    /// Finishes a live request with `reason`; `None` if there is none with this id. The output of its rows in flight
+    /// is discarded, and its blocks are released after those steps.
     pub(crate) fn finish(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestUpdate> {
         let sequence = match self.running.iter().position(|run| run.sequence.id == id) {
             Some(index) => self.remove_running(index),
@@ -162,12 +164,12 @@ impl Scheduler {
             self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         }
         if let Some(beams) = sequence.beams {
-            self.dissolve(beams.leader, reason, None);
+            self.finish_group(beams.leader, reason, None);
         }
         Some(sequence.finish(reason))
     }
 
-    /// Decides the next step. `None` if there is nothing that it could compute, or nothing yet.
+    /// Schedules the next step. `None` if there is nothing to compute, or nothing yet.
     pub(crate) fn schedule(&mut self, now: f64) -> Option<ScheduledStep> {
         self.kv.advance_time(now);
         self.now = now;
@@ -187,7 +189,7 @@ impl Scheduler {
         Some(step)
     }
 
-    /// The step was submitted as `ticket`.
+    /// Records that the step was submitted as `ticket`.
     pub(crate) fn submitted(
         &mut self,
         ticket: Ticket,
@@ -199,7 +201,7 @@ impl Scheduler {
             self.running[run].last_ticket = Some(ticket);
         }
         for (index, row) in rows.iter().enumerate() {
-            let run = self.find_near(index, row.run_id).expect("nothing ends between scheduling and submitting");
+            let run = self.find_hinted(index, row.run_id).expect("nothing ends between scheduling and submitting");
             self.running[run].submit(row.end, row.samples, ticket, index as u32);
         }
         self.in_flight.push_back(InFlight { ticket, rows, stats });
@@ -210,7 +212,7 @@ impl Scheduler {
         self.in_flight.front().map(|step| step.ticket)
     }
 
-    /// Takes in what the oldest step in flight produced.
+    /// Processes the output of the oldest step in flight.
     pub(crate) fn complete(&mut self, output: StepOutput) -> Result<(Vec<RequestUpdate>, StepStats), ExecutorError> {
         let InFlight { ticket, rows, stats } = self.in_flight.pop_front().expect("a step in flight was collected");
         if output.rows.len() != rows.len() {
@@ -233,12 +235,12 @@ impl Scheduler {
         rests && self.beam_groups.is_empty() && self.final_updates.is_empty()
     }
 
-    /// Last updates that no step brought.
+    /// Final updates that are not the output of a step.
     pub(crate) fn take_final_updates(&mut self) -> Vec<RequestUpdate> {
         std::mem::take(&mut self.final_updates)
     }
 
-    /// Why a sequence lost its blocks since this was asked before.
+    /// Why a sequence lost its blocks, if one did since the last call.
     pub(crate) fn take_lost(&mut self) -> Option<String> {
         self.lost.take()
     }
@@ -262,7 +264,7 @@ impl Scheduler {
         }
     }
 
-    /// Checks what holds between any two calls; says what does not.
+    /// Checks the invariants that hold between any two calls; the error names a broken one.
     pub(crate) fn audit(&self) -> Result<(), String> {
         let queued: usize = self.waiting.iter().map(|sequence| sequence.backlog_tokens).sum();
         if queued as u64 != self.waiting.prompt_tokens() {
@@ -280,7 +282,7 @@ impl Scheduler {
         self.kv.audit(self.running.iter().map(|run| &run.table))
     }
 
-    /// Sequences with one token to compute.
+    /// Adds the sequences that have one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
         let (min_acceptance, prompts, share) =
             (self.min_acceptance(), self.reserved_for_prompts(), self.decode_row_limit());
@@ -289,7 +291,7 @@ impl Scheduler {
             if !step.has_room() || step.decode_rows() as usize == share {
                 break;
             }
-            let decodes = self.find_near(place, run_id).is_some_and(|index| self.decodes_next(&self.running[index]));
+            let decodes = self.find_hinted(place, run_id).is_some_and(|index| self.decodes_next(&self.running[index]));
             others = others.saturating_sub(usize::from(decodes));
             if let Some(index) = decodes.then(|| self.reserve_block(place, run_id, step)).flatten() {
                 let draft = self.draft(index, step.draft_room(others + prompts), min_acceptance);
@@ -298,7 +300,7 @@ impl Scheduler {
         }
     }
 
-    /// Sequences with several. They have blocks for all of them but in windowed groups.
+    /// Adds the sequences that have several. They have blocks for all their tokens, except in windowed groups.
     fn schedule_prefills(&mut self, step: &mut StepBuilder) {
         if !self.has_prefills() {
             return; // as in most steps
@@ -307,7 +309,7 @@ impl Scheduler {
             if !step.has_room() {
                 break;
             }
-            let prefills = self.find_near(place, run_id).is_some_and(|index| self.running[index].uncomputed() > 1);
+            let prefills = self.find_hinted(place, run_id).is_some_and(|index| self.running[index].uncomputed() > 1);
             if let Some(index) = prefills.then(|| self.reserve_block(place, run_id, step)).flatten() {
                 self.prefill(index, step);
             }
@@ -318,7 +320,8 @@ impl Scheduler {
         self.running.iter().any(|run| run.uncomputed() > 1)
     }
 
-    /// Adds the next tokens of the sequence at `index`, as many as there is room for in the step and in its windows.
+    /// Adds the next tokens of the sequence at `index`, as many as the step and the blocks of its windows have room
+    /// for.
     fn prefill(&mut self, index: usize, step: &mut StepBuilder) {
         let headroom = self.running.len();
         let run = &mut self.running[index];
@@ -334,7 +337,7 @@ impl Scheduler {
             if self.free_rows() == 0 && !self.park_idle_beam() {
                 break;
             }
-            let leader = self.waiting.get(next).and_then(|sequence| self.leader(sequence));
+            let leader = self.waiting.get(next).and_then(|sequence| self.fork_source(sequence));
             let opened = match leader {
                 Some(leader) => self.fork(next, leader, step),
                 None => self.allocate(next),
@@ -351,8 +354,8 @@ impl Scheduler {
         }
     }
 
-    /// Where the sequence runs whose blocks `sequence` can share.
-    fn leader(&self, sequence: &Sequence) -> Option<usize> {
+    /// Index of the running sequence whose blocks `sequence` can share.
+    fn fork_source(&self, sequence: &Sequence) -> Option<usize> {
         let leader = sequence.fork_of.filter(|_| sequence.generated() == 0)?;
         let index = self.running.iter().position(|run| run.sequence.id == leader)?;
         let Running { sequence: leader, table, .. } = &self.running[index];
@@ -361,10 +364,11 @@ impl Scheduler {
         (same && self.kv.still_holds_window(table, leader.prompt_tokens - 1)).then_some(index)
     }
 
-    /// Blocks for the one that waits at `next`, and how many of its tokens they hold already.
+    /// Allocates blocks for the waiting sequence at `next`. Returns its block table and the number of its tokens that
+    /// are cached there.
     fn allocate(&mut self, next: usize) -> Option<(BlockTable, usize)> {
         let sequence = self.waiting.get(next)?;
-        // A block for each running sequence stays, or their next tokens would preempt what is admitted here.
+        // Leave a block for each running sequence, or their next tokens would preempt the one that is admitted here.
         let table = match sequence.wants_prompt_logprobs() {
             true => self.kv.allocate_uncached(sequence.tokens.len(), sequence.cache_scope, self.running.len()),
             false => self.kv.allocate(&sequence.tokens, sequence.cache_scope, self.running.len()),
@@ -377,11 +381,12 @@ impl Scheduler {
         Some((table, cached_tokens))
     }
 
-    /// The same for a sequence whose prompt is that of the one at `leader`, once a step computes it.
+    /// The same for a sequence that shares the prompt of the running one at `leader`, once a step computes that
+    /// prompt.
     fn fork(&mut self, next: usize, leader: usize, step: &mut StepBuilder) -> Option<(BlockTable, usize)> {
         let scope = self.waiting.get(next)?.cache_scope;
         let leader = self.running.get(leader).filter(|leader| leader.has_prompt())?;
-        // The last token of the prompt is computed again: its logits are drawn from once for each sequence.
+        // The last prompt token is recomputed: its logits are sampled from once for each sequence.
         let shared_tokens = leader.sequence.prompt_tokens - 1;
         let table = self.kv.fork(&leader.table, shared_tokens, scope, self.running.len())?;
         step.add_copy_source(leader.id);
@@ -389,17 +394,17 @@ impl Scheduler {
         Some((table, shared_tokens))
     }
 
-    /// Gives a sequence the blocks that its next token may need, preempting others for it. Where it is then; `None` where
-    /// it has to sit this step out.
+    /// Reserves the blocks for a sequence's next token, preempting others if necessary. Returns its index after that;
+    /// `None` if it has to skip this step.
     fn reserve_block(&mut self, place: usize, run_id: RunId, step: &mut StepBuilder) -> Option<usize> {
         loop {
-            let index = self.find_near(place, run_id)?;
+            let index = self.find_hinted(place, run_id)?;
             let run = &mut self.running[index];
             let covered = run.covered_after(1);
             if self.kv.grow(&mut run.table, covered) {
                 return Some(index);
             }
-            // Blocks on their way back count first: one preemption must not turn into several.
+            // Wait for blocks that steps in flight will release, so that one preemption does not become several.
             if self.kv.pending_free() > step.without_block
                 || !(self.park_idle_beam() || self.preempt_behind(index, step))
             {
@@ -409,9 +414,9 @@ impl Scheduler {
         }
     }
 
-    /// Preempts the last in the order of service behind the one at `index`, sparing those that only wait for their last
-    /// token, and those in the step. False where there is none: others go first, and it keeps what it has until they
-    /// need it.
+    /// Preempts the last sequence in the order of service, if it is after the one at `index`. Spares sequences that
+    /// only wait for their last token, and those in the step. False if there is none: then the one at `index` keeps
+    /// its blocks until earlier ones need them.
     fn preempt_behind(&mut self, index: usize, step: &StepBuilder) -> bool {
         let own = self.service_rank(&self.running[index]);
         let running = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0);
@@ -427,7 +432,7 @@ impl Scheduler {
         self.preemptions += 1;
     }
 
-    /// Back to the queue with what it has generated, whose K and V are computed again.
+    /// Returns a sequence that lost its blocks to the queue, with what it has generated; its K and V are recomputed.
     fn requeue_lost(&mut self, index: usize, why: String) {
         let mut sequence = self.remove_running(index);
         sequence.recomputes_lost = true;
@@ -436,7 +441,7 @@ impl Scheduler {
         self.lost = Some(why);
     }
 
-    /// What a row's result means for its sequence. Nothing, if that has ended or was preempted since.
+    /// Processes the output of one row. There is nothing to do if the run has ended since.
     fn complete_row(
         &mut self,
         place: usize,
@@ -444,7 +449,7 @@ impl Scheduler {
         result: RowOutput,
         scores: Option<RowLogprobs>,
     ) -> Result<Option<RequestUpdate>, ExecutorError> {
-        let Some(index) = self.find_near(place, row.run_id) else { return Ok(None) };
+        let Some(index) = self.find_hinted(place, row.run_id) else { return Ok(None) };
         if let RowOutput::Failed(failure) = result {
             self.kv.invalidate(&self.running[index].table);
             if let SequenceFailure::LostKv(why) = failure {
@@ -453,7 +458,7 @@ impl Scheduler {
             }
             let sequence = self.end_run(index);
             if let Some(beams) = sequence.beams {
-                self.dissolve(beams.leader, FinishReason::Error, Some(&failure));
+                self.finish_group(beams.leader, FinishReason::Error, Some(&failure));
             }
             return Ok(Some(sequence.fail(failure)));
         }
@@ -462,7 +467,7 @@ impl Scheduler {
             self.running[index].defer(row.end);
         }
         let computed = if defer { self.running[index].next_index() } else { row.end };
-        self.note_computed(index, computed);
+        self.publish_computed(index, computed);
         let run = &mut self.running[index];
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
         run.sequence.add_prompt_logprobs(row.first, prompt);
@@ -487,7 +492,7 @@ impl Scheduler {
         }
     }
 
-    /// What was drawn in a row becomes the sequence's.
+    /// Adds the sampled tokens of a row to its sequence.
     fn accept_tokens(
         &mut self,
         index: usize,
@@ -503,32 +508,33 @@ impl Scheduler {
         if let Some(fairness) = &mut self.fairness {
             fairness.spend(run.sequence.tenant, taken);
         }
-        // All but the last are computed, as they were drafted.
+        // All but the last are accepted draft tokens, which are computed.
         if taken > 1 {
-            self.note_computed(index, row.end + taken - 1);
+            self.publish_computed(index, row.end + taken - 1);
         }
         match finish {
-            Some(reason) => self.conclude(index, reason).finish_with(reason, tokens, logprobs),
+            Some(reason) => self.finish_run(index, reason).finish_with(reason, tokens, logprobs),
             None => self.running[index].sequence.update(tokens, logprobs),
         }
     }
 
-    /// A sequence's first tokens, so many, are computed: others may find them, and what its windows have passed returns.
-    fn note_computed(&mut self, index: usize, computed: usize) {
+    /// The first `computed` tokens of a sequence are computed: adds their blocks to the prefix cache, and releases
+    /// those that its windows have passed.
+    fn publish_computed(&mut self, index: usize, computed: usize) {
         let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
         self.kv.publish(&mut run.table, &run.sequence.tokens[..computed]);
         self.kv.release_out_of_window(&mut run.table, computed, in_flight);
     }
 
-    /// Out of the batch with a complete answer.
-    fn conclude(&mut self, index: usize, reason: FinishReason) -> Sequence {
+    /// Takes a sequence with a complete answer out of the batch.
+    fn finish_run(&mut self, index: usize, reason: FinishReason) -> Sequence {
         let sequence = self.end_run(index);
         self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         sequence
     }
 
-    /// Out of the batch for good.
+    /// Takes a sequence out of the batch for good.
     fn end_run(&mut self, index: usize) -> Sequence {
         let sequence = self.remove_running(index);
         self.forget_drafts(sequence.id);
@@ -539,8 +545,8 @@ impl Scheduler {
         self.running.binary_search_by_key(&run_id, |run| run.id).ok()
     }
 
-    /// The same, looked for at `place` first, where it is unless others before it have left.
-    fn find_near(&self, place: usize, run_id: RunId) -> Option<usize> {
+    /// Finds a run, at `place` first: it is there unless earlier ones have left.
+    fn find_hinted(&self, place: usize, run_id: RunId) -> Option<usize> {
         let is_there = self.running.get(place).is_some_and(|run| run.id == run_id);
         if is_there { Some(place) } else { self.find(run_id) }
     }
@@ -549,7 +555,7 @@ impl Scheduler {
         self.geometry.max_step_rows as usize - self.running.len()
     }
 
-    /// Into the batch, as its last, where `table` holds the first `cached_tokens` of the sequence's tokens.
+    /// Adds a sequence to the end of the batch; `table` holds its first `cached_tokens` tokens.
     fn add_running(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
@@ -562,7 +568,7 @@ impl Scheduler {
         self.running.push(Running::new(RunId(self.runs), sequence, table, cached_tokens));
     }
 
-    /// Out of the batch: its blocks return, after the last step in flight that names them.
+    /// Takes a sequence out of the batch. Its blocks are released after the last step in flight that names them.
     fn remove_running(&mut self, index: usize) -> Sequence {
         let mut run = self.running.remove(index);
         run.sequence.computed_prompt_tokens = run.computed_prompt_tokens();
@@ -571,7 +577,7 @@ impl Scheduler {
         run.sequence
     }
 
-    /// The last step that names a sequence's blocks and is not collected.
+    /// The last step in flight that names the blocks of a sequence.
     fn last_in_flight(&self, run: &Running) -> Option<Ticket> {
         run.last_ticket.filter(|last| self.in_flight.iter().any(|step| step.ticket == *last))
     }
@@ -597,7 +603,7 @@ mod tests {
 
     type Damage = fn(&mut Scheduler);
 
-    /// Two that run and two that wait.
+    /// Two running sequences and two waiting ones.
     fn busy(policy: Policy) -> Scheduler {
         let geometry =
             Geometry { blocks: 8, max_sequence_tokens: 16, max_step_rows: 2, max_step_logits: 2, ..GEOMETRY };

@@ -1,7 +1,7 @@
-//! The tokens of one request: waiting with nothing but them, or running with blocks and progress.
+//! A sequence: the tokens of one request. [`Sequence`] is a waiting one, [`Running`] one in the running batch.
 //!
-//! A request ends by giving up its [`Sequence`] by value ([`Sequence::end`]), so it ends once. Being scheduled wraps
-//! it in [`Running`], being preempted unwraps it: a waiting sequence cannot hold a block.
+//! A request finishes by giving up its [`Sequence`] by value ([`Sequence::finish`]), so it finishes once. Scheduling
+//! wraps a sequence in [`Running`] and preemption unwraps it, so a waiting sequence cannot hold blocks.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ pub(crate) struct Sequence {
     pub(crate) tenant: Tenant,
     pub(crate) cache_scope: CacheScope,
     pub(crate) priority: i32,
-    /// The prompt and what was generated.
+    /// The prompt, then the generated tokens.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) prompt_tokens: usize,
-    /// What waiting for it means to others: tokens to compute, as far as they are known before it is scheduled.
+    /// Prompt tokens that count against the queue limits, as far as they are known before it is scheduled.
     pub(crate) backlog_tokens: usize,
-    /// Tokens of the prompt that were computed or found when it was in the batch last.
+    /// Prompt tokens that were computed or cached when the sequence last left the running batch.
     pub(crate) computed_prompt_tokens: usize,
-    /// Its blocks were lost, and it left its place in the order of arrival to be computed again.
+    /// Its blocks were lost, and it returned to the queue to be recomputed, out of arrival order.
     pub(crate) recomputes_lost: bool,
-    /// A live request with the same prompt, whose blocks this one shares.
+    /// A live request with the same prompt, whose blocks it shares.
     pub(crate) fork_of: Option<RequestId>,
-    /// The search that it is part of.
+    /// The beam search that it is part of.
     pub(crate) beams: Option<BeamSearch>,
     max_tokens: usize,
     min_tokens: usize,
@@ -42,9 +42,9 @@ pub(crate) struct Sequence {
     constraint: Option<Arc<dyn Constraint>>,
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
-    /// What the model thought of the prompt, until the first update tells it.
+    /// Prompt logprobs that no update has reported yet.
     untold_prompt_logprobs: Vec<TokenLogprobs>,
-    /// Prompt tokens whose scores are there, or were told.
+    /// Prompt tokens whose logprobs are known or were reported.
     scored_prompt_tokens: usize,
     pub(crate) arrival_seconds: f64,
     first_scheduled_seconds: Option<f64>,
@@ -100,28 +100,28 @@ impl Sequence {
         self.tokens.len() - self.prompt_tokens
     }
 
-    /// Most tokens still to come.
+    /// Most tokens that it may still generate.
     pub(crate) fn remaining_tokens(&self) -> usize {
         self.max_tokens - self.generated()
     }
 
-    /// Whether there are tokens to generate at all.
+    /// Whether it generates tokens at all.
     fn generates(&self) -> bool {
         self.max_tokens > 0
     }
 
-    /// Whether the prompt has to pass through the model again wherever it is cached: nobody keeps its logits.
+    /// Whether prompt logprobs were requested: then the whole prompt is computed, as logits are not cached.
     pub(crate) fn wants_prompt_logprobs(&self) -> bool {
         self.prompt_logprobs.is_some()
     }
 
-    /// The tokens that need not be computed where they are cached. The last one always is: its logits are drawn from.
+    /// The tokens that need not be computed if they are cached: all but the last one, whose logits are needed.
     pub(crate) fn cacheable(&self) -> &[TokenId] {
         let count = if self.wants_prompt_logprobs() { 0 } else { self.tokens.len() - 1 };
         &self.tokens[..count]
     }
 
-    /// What it means to others while it waits: all of its tokens, if it gave up its blocks.
+    /// What it demands while it waits. A preempted sequence has all of its tokens to compute.
     pub(crate) fn demand(&self) -> RequestDemand {
         let prompt_tokens = if self.was_scheduled() { self.tokens.len() } else { self.backlog_tokens } as u32;
         let (tenant, priority, max_tokens) = (self.tenant, self.priority, self.remaining_tokens() as u32);
@@ -132,13 +132,13 @@ impl Sequence {
         self.first_scheduled_seconds.is_some()
     }
 
-    /// Notes the first scheduling; later ones, after a preemption, are not the client's business.
+    /// Records the first scheduling. Later ones, after a preemption, are not reported.
     pub(crate) fn first_scheduled(&mut self, now: f64, cached_tokens: usize) {
         self.first_scheduled_seconds = Some(now);
         self.cached_tokens = cached_tokens as u32;
     }
 
-    /// Appends a sampled token; the reason if it was the last one.
+    /// Appends a sampled token. Returns the reason if the sequence finishes with it.
     pub(crate) fn accept(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);
         if self.stop_tokens.contains(&token) {
@@ -147,15 +147,15 @@ impl Sequence {
         (self.remaining_tokens() == 0).then_some(FinishReason::Length)
     }
 
-    /// Takes in the prompt's scores of a row that began at `first`. Some are known already if the row was computed
-    /// again after a preemption.
+    /// Adds the prompt logprobs of a row that began at token `first`. Some are known already if the row was
+    /// recomputed after a preemption.
     pub(crate) fn add_prompt_logprobs(&mut self, first: usize, logprobs: Vec<TokenLogprobs>) {
         let known = self.scored_prompt_tokens.saturating_sub(first);
         self.scored_prompt_tokens = self.scored_prompt_tokens.max(first + logprobs.len());
         self.untold_prompt_logprobs.extend(logprobs.into_iter().skip(known));
     }
 
-    /// An update that leaves the request alive.
+    /// An update that does not finish the request.
     pub(crate) fn update(&mut self, tokens: Vec<TokenId>, logprobs: Vec<TokenLogprobs>) -> RequestUpdate {
         RequestUpdate {
             request: self.id,
@@ -170,12 +170,12 @@ impl Sequence {
         }
     }
 
-    /// The last update: the only place where one is made.
+    /// The final update. No other function makes one.
     pub(crate) fn finish(self, reason: FinishReason) -> RequestUpdate {
         self.finish_with(reason, Vec::new(), Vec::new())
     }
 
-    /// The last update, with the last tokens.
+    /// The final update, with the last tokens.
     pub(crate) fn finish_with(
         mut self,
         reason: FinishReason,
@@ -185,17 +185,17 @@ impl Sequence {
         RequestUpdate { finish: Some(reason), ..self.update(tokens, logprobs) }
     }
 
-    /// The last update of a sequence that failed.
+    /// The final update of a sequence that failed.
     pub(crate) fn fail(self, failure: SequenceFailure) -> RequestUpdate {
         RequestUpdate { failure: Some(failure), ..self.finish(FinishReason::Error) }
     }
 
-    /// How to draw generated token number `index`, and those behind draft tokens.
+    /// The sampling part of a row that generates token number `index`, and samples after draft tokens.
     fn sample_row(&self, index: usize, draft: DraftTree) -> SampleRow {
         let banned = if index < self.min_tokens { self.stop_tokens.clone() } else { Vec::new() };
         let (sampling, constraint) = (self.sampling.clone(), self.constraint.clone());
         let history = (constraint.is_some() || sampling.reads_history()).then(|| self.history());
-        // A beam goes on with the best of the likeliest, whatever is drawn.
+        // Beam search continues with the most likely tokens, whatever is sampled.
         let told = self.beams.map(|beams| beams.width.saturating_mul(2).max(self.logprobs.unwrap_or(0)));
         SampleRow { sampling, banned, history, constraint, logprobs: told.or(self.logprobs), draft }
     }
@@ -204,33 +204,35 @@ impl Sequence {
         History { tokens: self.tokens.clone(), prompt_tokens: self.prompt_tokens }
     }
 
-    /// The tokens that end it, and the most tokens that it may have, prompt included.
+    /// Its stop tokens, and the most tokens that it may have, prompt included.
     pub(crate) fn stop_conditions(&self) -> (Vec<TokenId>, usize) {
         (self.stop_tokens.clone(), self.prompt_tokens + self.max_tokens)
     }
 
-    /// Log probabilities that were asked for.
+    /// Logprobs that were requested.
     pub(crate) fn logprobs(&self) -> Option<u32> {
         self.logprobs
     }
 
-    /// Most draft tokens that are of use: the last token needs none behind it, and what is banned is so for all of them.
+    /// Most draft tokens that are useful: none after the last token, and none beyond `min_tokens`, as all positions
+    /// of a row ban the same tokens.
     pub(crate) fn draft_limit(&self) -> usize {
         let generated = self.generated();
         let banned = self.min_tokens.checked_sub(generated + 1).unwrap_or(usize::MAX);
         if self.beams.is_some() { 0 } else { self.remaining_tokens().saturating_sub(1).min(banned) }
     }
 
-    /// Which tokens a row over `first..end` scores: those of the prompt that follow its own.
-    fn score_row(&self, first: usize, end: usize) -> Option<PromptLogprobsRow> {
+    /// The prompt logprobs of a row over tokens `first..end`: those of the prompt tokens that follow its own.
+    fn prompt_logprobs_row(&self, first: usize, end: usize) -> Option<PromptLogprobsRow> {
         let top = self.prompt_logprobs?;
         let targets = self.tokens.get(first + 1..self.prompt_tokens.min(end + 1))?;
         (!targets.is_empty()).then(|| PromptLogprobsRow { targets: targets.to_vec(), top })
     }
 }
 
-/// Names one stay of a sequence in the running batch. Later stays have higher numbers, and none is given twice, so
-/// the result of a step finds its sequence only while the stay that asked for it lasts.
+/// Identifies one run of a sequence: its time in the running batch, from scheduling to finish or preemption. Later
+/// runs have higher ids and no id is reused, so the result of a step finds its sequence only while the run that
+/// requested it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RunId(pub(crate) u64);
 
@@ -240,24 +242,24 @@ pub(crate) struct Running {
     pub(crate) id: RunId,
     pub(crate) sequence: Sequence,
     pub(crate) table: BlockTable,
-    /// Leading tokens whose K and V are computed, or will be by a submitted step.
+    /// Leading tokens whose K and V are computed, or will be by a step in flight.
     submitted: usize,
-    /// The last of those is computed again: a step put off what was to be drawn behind it.
+    /// Whether the last of those is computed again, because a step deferred sampling after it.
     recompute_last: bool,
-    /// Whether that was ever so.
+    /// Whether a step ever deferred it in this run.
     pub(crate) was_deferred: bool,
-    /// Tokens that submitted steps are still to sample: they follow `sequence.tokens`.
+    /// Tokens that steps in flight are sampling; they follow `sequence.tokens`.
     pending_samples: usize,
-    /// Where the last of those comes from.
+    /// Source of the last of those.
     last_sample: Option<InputToken>,
-    /// The last submitted step with a row of this sequence.
+    /// The last submitted step that has a row of this sequence.
     pub(crate) last_ticket: Option<Ticket>,
-    /// What is drafted to come next.
+    /// Its draft tokens.
     pub(crate) draft: DraftState,
 }
 
 impl Running {
-    /// Starts a stay; `cached_tokens` of the table are computed already.
+    /// Starts a run with `cached_tokens` tokens of the table already computed.
     pub(crate) fn new(id: RunId, sequence: Sequence, table: BlockTable, cached_tokens: usize) -> Running {
         let draft = DraftState::default();
         let (submitted, pending_samples, last_sample, last_ticket) = (cached_tokens, 0, None, None);
@@ -275,55 +277,55 @@ impl Running {
         }
     }
 
-    /// Tokens that the next steps have to compute. None once the last token that may be generated is being sampled.
+    /// Tokens that the next steps have to compute; 0 once the last token that may be generated is being sampled.
     pub(crate) fn uncomputed(&self) -> usize {
         match self.sequence.remaining_tokens() - self.pending_samples {
             0 if self.sequence.generates() => 0,
-            // What is drawn meanwhile follows a token that does not come.
+            // A deferred sequence: the token being sampled follows one that does not come.
             _ if self.recompute_last && self.pending_samples > 0 => 0,
-            // What follows a beam is not known before all of them were computed.
+            // Beams are extended only after all beams of the round were computed.
             _ if self.sequence.beams.is_some() => self.sequence.tokens.len() - self.submitted,
             _ => self.sequence.tokens.len() + self.pending_samples - self.next_index(),
         }
     }
 
-    /// Index of the first token that the next steps compute.
+    /// Index of the next token to compute.
     pub(crate) fn next_index(&self) -> usize {
         self.submitted - usize::from(self.recompute_last)
     }
 
-    /// Tokens of the prompt that are computed, or will be by a submitted step.
+    /// Prompt tokens that are computed, or will be by a step in flight.
     pub(crate) fn computed_prompt_tokens(&self) -> usize {
         self.submitted.min(self.sequence.prompt_tokens)
     }
 
-    /// Whether a submitted step computes the last token of the prompt.
+    /// Whether the whole prompt is computed, or will be by a step in flight.
     pub(crate) fn has_prompt(&self) -> bool {
         self.submitted >= self.sequence.prompt_tokens
     }
 
-    /// Whether the last known token is all that there is to compute.
+    /// Whether only the last known token is left to compute.
     pub(crate) fn is_decoding(&self) -> bool {
         self.pending_samples == 0 && self.uncomputed() == 1 && self.has_prompt()
     }
 
-    /// Whether every row of logits of the next tokens is wanted, and not the last one alone.
+    /// Whether the next tokens need a row of logits each, for prompt logprobs.
     pub(crate) fn needs_prompt_logits(&self) -> bool {
         self.sequence.wants_prompt_logprobs() && self.next_index() + 1 < self.sequence.prompt_tokens
     }
 
-    /// Tokens that the table covers and that are still to be computed.
+    /// Tokens still to be computed that the block table covers.
     pub(crate) fn covered_uncomputed(&self, block_tokens: usize) -> usize {
         self.table.covered_blocks() * block_tokens - self.next_index()
     }
 
-    /// Tokens that the table has to cover for the next `count` to be computed.
+    /// Tokens that the block table has to cover for the next `count` tokens.
     pub(crate) fn covered_after(&self, count: usize) -> usize {
         self.next_index() + count
     }
 
-    /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after
-    /// the last of them and of the draft tokens.
+    /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after the
+    /// last of them and after each draft token.
     pub(crate) fn row(&self, count: usize, draft: DraftTree) -> PlanRow {
         let (first, end) = (self.next_index(), self.next_index() + count);
         let known = self.sequence.tokens.get(first..end);
@@ -339,11 +341,11 @@ impl Running {
             blocks: self.table.row_blocks(),
             sample: (count == self.uncomputed() && self.sequence.generates())
                 .then(|| self.sequence.sample_row(self.sequence.generated() + self.pending_samples, draft)),
-            score: self.sequence.score_row(first, end),
+            score: self.sequence.prompt_logprobs_row(first, end),
         }
     }
 
-    /// A row was submitted that computes the tokens up to `end`.
+    /// A row that computes the tokens up to `end` was submitted.
     pub(crate) fn submit(&mut self, end: usize, samples: bool, ticket: Ticket, row: u32) {
         self.submitted = end;
         self.recompute_last = false;
@@ -354,17 +356,17 @@ impl Running {
         }
     }
 
-    /// Whether a submitted step draws for it.
+    /// Whether a step in flight samples for it.
     pub(crate) fn is_sampling(&self) -> bool {
         self.pending_samples > 0
     }
 
-    /// A submitted step told what may follow this beam.
+    /// A step in flight returned the candidates of this beam.
     pub(crate) fn note_beam_sample(&mut self) {
         self.pending_samples -= 1;
     }
 
-    /// A submitted step drew nothing behind the tokens up to `end`. Nor do those that were to go on from there.
+    /// A step deferred sampling after the tokens up to `end`. So do the steps in flight that continue from there.
     pub(crate) fn defer(&mut self, end: usize) {
         self.pending_samples -= 1;
         if !self.recompute_last {
@@ -372,13 +374,13 @@ impl Running {
         }
     }
 
-    /// Whether what is drawn next was to be drawn before.
+    /// Whether the next token was deferred by an earlier step.
     pub(crate) fn is_deferred(&self) -> bool {
         self.recompute_last
     }
 
-    /// A submitted step drew `tokens`, of which all but the last were drafted and computed in it. How many of them the
-    /// sequence takes, and the reason if it ends with the last of these.
+    /// A step sampled `tokens`; all but the last are accepted draft tokens, which it also computed. Returns how many
+    /// of them the sequence takes, and the reason if it finishes with the last of these.
     pub(crate) fn accept(&mut self, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
         self.pending_samples -= 1;
         self.submitted += tokens.len() - 1;
@@ -390,7 +392,7 @@ impl Running {
         (tokens.len(), None)
     }
 
-    /// Whether computing the tokens up to `end` was all that was asked.
+    /// Whether the request asked only to compute its tokens, and they end at `end`.
     pub(crate) fn is_complete_at(&self, end: usize) -> bool {
         !self.sequence.generates() && end == self.sequence.tokens.len()
     }

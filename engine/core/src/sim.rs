@@ -1,10 +1,10 @@
-//! An executor without a model: time from a formula, tokens from a hash.
+//! An executor without a model: time comes from a formula, tokens from a hash.
 //!
-//! It keeps what stands for K and V in real blocks, one state per token that depends on all tokens before it, and a
-//! sampled token depends on every block its row names. So a token is a function of its sequence alone, whatever the
-//! batch, the chunking or the preemptions; and a scheduler that gave a block away too early would change the text.
-//! There are no logits: of sampling it knows the seed, greed, and which tokens may be drawn, and its log probabilities
-//! are a half for the token drawn, a quarter for the next, and so on.
+//! In place of K and V it keeps in each block one state per token, which depends on all tokens before it; and a
+//! sampled token depends on every block that its row names. So a token is a function of its sequence alone, whatever
+//! the batch, the chunks and the preemptions, and a scheduler that reused a block too early would change the text.
+//! There are no logits: of the sampling parameters it knows the seed, greedy sampling, and which tokens are allowed.
+//! Its probabilities are one half for the sampled token, a quarter for the next one, and so on.
 //!
 //! It has no clock: a [`Pace`] lets the modelled time pass, or does not.
 
@@ -21,12 +21,12 @@ use crate::plan::{
 use crate::request::TokenId;
 use crate::sampling::{TokenLogprob, TokenLogprobs};
 
-/// Duration of a step as a sum, in microseconds.
+/// Duration of a step, as a sum of microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTime {
-    /// Any step: reading the weights once, launches.
+    /// Every step: reading the weights, launching kernels.
     pub base_us: f64,
-    /// Each token of a row with several, and each draft token.
+    /// Each token of a row with several tokens, and each draft token.
     pub prefill_token_us: f64,
     /// Each row with one token.
     pub decode_row_us: f64,
@@ -59,25 +59,25 @@ impl StepTime {
     }
 }
 
-/// Which tokens the simulator draws.
+/// The tokens that the simulator samples.
 #[derive(Clone, Copy, Debug)]
 pub struct SimVocabulary {
-    /// A token for a number drawn at random. Its range should leave out the tokens that end a text.
+    /// Maps a random number to a token. Its range should leave out the tokens that end a text.
     pub word: fn(u64) -> TokenId,
-    /// How texts end by themselves; with `None` they run to their `max_tokens`.
+    /// How texts end by themselves; with `None` they run to `max_tokens`.
     pub stop: Option<SimStop>,
 }
 
-/// Draws an end-of-sequence token now and then.
+/// Samples a stop token now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimStop {
-    /// That token.
+    /// The stop token.
     pub token: TokenId,
-    /// One draw in so many gives it.
+    /// One sample in this many is the stop token.
     pub one_in: u64,
 }
 
-/// Lets modelled time pass.
+/// Makes modelled time pass.
 pub trait Pace: Send {
     /// Time since any fixed moment.
     fn now(&mut self) -> Duration;
@@ -85,7 +85,7 @@ pub trait Pace: Send {
     fn sleep_until(&mut self, time: Duration);
 }
 
-/// Time stands still: steps take none, and only report what they would have taken.
+/// Time stands still: steps take no time, and only report the modelled one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unpaced;
 
@@ -97,21 +97,21 @@ impl Pace for Unpaced {
     fn sleep_until(&mut self, _: Duration) {}
 }
 
-/// The simulated device: one step after the other, each as long as [`StepTime`] says. Or several devices in a row, which have
-/// equal parts of the model: each step goes through all of them, and each of those computes one step after the other.
+/// The simulated device: it computes one step after the other, each for as long as [`StepTime`] says. With several
+/// pipeline stages each step passes through all of them, and each stage computes one step after the other.
 #[derive(Debug)]
 pub struct SimExecutor<P> {
     geometry: Geometry,
     step_time: StepTime,
     vocabulary: SimVocabulary,
     pace: P,
-    /// What stands for K and V: by block and offset, a hash of the token there and all before it.
+    /// In place of K and V: for each block and offset, a hash of the token there and all before it.
     states: Vec<u64>,
-    /// The same of the blocks outside the pool.
+    /// The same for the swap slots.
     swapped: Vec<u64>,
     in_flight: VecDeque<SimStep>,
     submitted: u64,
-    /// When the last submitted step leaves each stage.
+    /// When each stage finishes the last submitted step.
     busy_until: Vec<Duration>,
 }
 
@@ -123,7 +123,7 @@ struct SimStep {
 }
 
 impl<P: Pace> SimExecutor<P> {
-    /// An idle device. Its memory is 8 bytes for each token of the pool.
+    /// An idle device. It takes 8 bytes of memory for each token of the pool.
     pub fn new(geometry: Geometry, step_time: StepTime, vocabulary: SimVocabulary, pace: P) -> SimExecutor<P> {
         SimExecutor {
             geometry,
@@ -138,13 +138,13 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
-    /// With the model divided among so many devices.
+    /// The same with this many pipeline stages.
     pub fn with_stages(self, stages: usize) -> SimExecutor<P> {
         SimExecutor { busy_until: vec![Duration::ZERO; stages.max(1)], ..self }
     }
 
-    /// When a step leaves the last stage that keeps them all busy for so long together.
-    fn pass(&mut self, busy: Duration) -> Duration {
+    /// When a step that takes `busy` in all stages together leaves the last one.
+    fn finish_time(&mut self, busy: Duration) -> Duration {
         let part = busy / self.busy_until.len() as u32;
         let now = self.pace.now();
         self.busy_until.iter_mut().fold(now, |came, until| {
@@ -153,7 +153,7 @@ impl<P: Pace> SimExecutor<P> {
         })
     }
 
-    /// Moves what stands for K and V of a block.
+    /// Moves the states of a block.
     fn move_block(&mut self, moved: BlockMove) {
         let tokens = self.block_tokens();
         let place = |index: u32| index as usize * tokens..(index as usize + 1) * tokens;
@@ -172,7 +172,7 @@ impl<P: Pace> SimExecutor<P> {
     fn compute(&mut self, row: &PlanRow, mask_timeout: Duration) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
             match self.resolve(*token) {
-                Ok(token) => self.put(row, position, token),
+                Ok(token) => self.write_state(row, position, token),
                 Err(output) => return output,
             }
         }
@@ -185,8 +185,8 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
-    /// Follows the row's draft tokens by what is drawn. Those that held leave their states behind the row's own, and the
-    /// rest of the places that were to hold draft tokens is spoilt, as it is on a device.
+    /// Verifies the draft tokens of a row. Accepted ones leave their states after those of the row; the other places
+    /// that draft tokens took are overwritten with rubbish, as on a device.
     fn verify(
         &mut self,
         row: &PlanRow,
@@ -198,27 +198,27 @@ impl<P: Pace> SimExecutor<P> {
         let verification = sample.draft.verify(|after| {
             if let Some(node) = after {
                 accepted.push(sample.draft.nodes()[node as usize].token);
-                self.put(row, end + accepted.len() - 1, accepted[accepted.len() - 1]);
+                self.write_state(row, end + accepted.len() - 1, accepted[accepted.len() - 1]);
             }
             self.sample(row, sample, &accepted, mask_timeout)
         })?;
         for position in end + accepted.len()..end + sample.draft.len() {
-            self.put(row, position, TokenId::MAX);
+            self.write_state(row, position, TokenId::MAX);
         }
         Ok(verification.tokens)
     }
 
-    /// Leaves the state of a token behind that of the one before, in each group of layers.
-    fn put(&mut self, row: &PlanRow, position: usize, token: TokenId) {
+    /// Writes the state of a token, in each group of layers.
+    fn write_state(&mut self, row: &PlanRow, position: usize, token: TokenId) {
         for (group, table) in (0..).zip(row.tables(&self.geometry.groups)) {
-            // Groups begin differently, so that the blocks of one do not serve another.
+            // Groups start with different hashes, so that a block of one group is useless to another.
             let before = position.checked_sub(1).map_or(group, |previous| self.states[self.slot(table, previous)]);
             let slot = self.slot(table, position);
             self.states[slot] = mix(before, u64::from(token));
         }
     }
 
-    /// The id of an input token, or what becomes of its row where the one that was to sample it did not.
+    /// The id of an input token, or the output of its row if the row that samples the token has none.
     fn resolve(&self, token: InputToken) -> Result<TokenId, RowOutput> {
         let (ticket, row) = match token {
             InputToken::Known(token) => return Ok(token),
@@ -235,8 +235,8 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
-    /// Draws the token that follows the row and the draft tokens behind it that held: from its blocks, and from the seed
-    /// unless it is greedy.
+    /// Samples the token after the row and its accepted draft tokens: from its blocks, and from the seed unless
+    /// sampling is greedy.
     fn sample(
         &self,
         row: &PlanRow,
@@ -249,12 +249,12 @@ impl<P: Pace> SimExecutor<P> {
         let allowed = self.allowed(row, sample, accepted, mask_timeout)?;
         let may_draw = |token: &TokenId| may_draw(sample, allowed.as_ref(), *token);
         let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
-        // Where tokens are so few that chance does not meet them, the first one it is.
+        // If so few tokens are allowed that chance misses them, it is the first allowed one.
         let token = draws.find(may_draw).or_else(|| (0..self.geometry.vocabulary).find(may_draw));
         token.ok_or_else(|| SequenceFailure::Unsatisfiable("every token is banned".into()).into())
     }
 
-    /// The tokens that the row's constraint allows, if it has one.
+    /// The token mask of the row's constraint, if it has one.
     fn allowed(
         &self,
         row: &PlanRow,
@@ -270,7 +270,7 @@ impl<P: Pace> SimExecutor<P> {
         constraint.allowed(&generated, mask_timeout).map(Some)
     }
 
-    /// How long each row waits for what its constraint allows, all of which are asked at once.
+    /// How long each row waits for its token mask; all masks are requested first.
     fn mask_timeout(&self, plan: &StepPlan) -> Duration {
         let asks = |row: &&PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         let asking = plan.rows.iter().filter(asks);
@@ -280,8 +280,8 @@ impl<P: Pace> SimExecutor<P> {
         plan.mask_timeout / (asking.count() as u32).max(1)
     }
 
-    /// A hash over the blocks of the row's first `tokens` tokens and those before them that are still read, in each group
-    /// of layers.
+    /// A hash over the blocks of the row's first `tokens` tokens and those before them, as far as each group of
+    /// layers still reads them.
     fn context(&self, row: &PlanRow, tokens: usize, seed: u64) -> u64 {
         let end = row.first_position as usize + tokens;
         let groups = &self.geometry.groups;
@@ -295,8 +295,8 @@ impl<P: Pace> SimExecutor<P> {
         })
     }
 
-    /// The log probabilities that a computed row asked for.
-    fn scores(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowLogprobs> {
+    /// The logprobs that a computed row asked for.
+    fn row_logprobs(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowLogprobs> {
         let top = row.sample.as_ref().and_then(|sample| sample.logprobs);
         let drawn: &[TokenId] = match output {
             RowOutput::Failed(_) => return None,
@@ -313,7 +313,7 @@ impl<P: Pace> SimExecutor<P> {
         (!sampled.is_empty() || !prompt.is_empty()).then_some(RowLogprobs { row: index as u32, prompt, sampled })
     }
 
-    /// `token` first, then others: the nth has a probability of a half to the power of n.
+    /// `token` first, then others; the nth has probability 2^-n.
     fn logprobs(&self, context: u64, token: TokenId, top: u32) -> TokenLogprobs {
         let mut tokens = vec![token];
         for draw in (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw))) {
@@ -339,7 +339,7 @@ impl<P: Pace> SimExecutor<P> {
     }
 }
 
-/// Draws before chance is given up.
+/// Random samples before the first allowed token is taken.
 const MAX_DRAWS: u64 = 1000;
 
 fn may_draw(sample: &SampleRow, constraint: Option<&TokenSet>, token: TokenId) -> bool {
@@ -364,12 +364,12 @@ impl<P: Pace> Executor for SimExecutor<P> {
         }
         let busy = self.step_time.of(&plan);
         plan.moves.iter().for_each(|moved| self.move_block(*moved));
-        // What constraints allow is found while the device computes.
-        let is_complete_at = self.pass(busy);
+        // Token masks are computed while the device computes.
+        let is_complete_at = self.finish_time(busy);
         let mask_timeout = self.mask_timeout(&plan);
         let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row, mask_timeout)).collect();
         let computed = plan.rows.iter().zip(&rows).enumerate();
-        let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();
+        let scores = computed.filter_map(|(index, (row, output))| self.row_logprobs(index, row, output)).collect();
         let ticket = Ticket(self.submitted);
         let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() / self.stages() as f64 };
         self.in_flight.push_back(SimStep { ticket, is_complete_at, output });

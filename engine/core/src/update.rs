@@ -1,4 +1,4 @@
-//! What a turn of the engine gives back, and the engine's state in numbers. Times are the caller's, in seconds.
+//! Outputs of one engine step, and statistics of the engine. Times are in seconds on the caller's clock.
 
 use crate::draft::MAX_DRAFT_TOKENS;
 pub use crate::kv::{KvUsage, SwapStats};
@@ -6,107 +6,107 @@ use crate::plan::SequenceFailure;
 use crate::request::{FinishReason, RequestId, TokenId};
 use crate::sampling::TokenLogprobs;
 
-/// Everything that one turn produced.
+/// Everything that one call of [`Engine::step`](crate::engine::Engine::step) produced.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOutputs {
-    /// At most one entry per request.
+    /// At most one for each request.
     pub updates: Vec<RequestUpdate>,
-    /// The step that was collected, if one was.
+    /// The step that was collected, if any.
     pub step: Option<StepStats>,
-    /// Why the last of the sequences that began again in this turn did, if any did.
+    /// Why a sequence lost its KV blocks, if one did since the last step: the most recent error.
     pub lost_kv: Option<String>,
 }
 
-/// News of one request.
+/// Progress of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestUpdate {
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// Tokens generated since the last update, a stop token included.
+    /// Tokens generated since the last update, including a stop token.
     pub tokens: Vec<TokenId>,
-    /// What the model thought of each of `tokens`; empty if nobody asked.
+    /// Logprobs of `tokens`; empty unless requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// What the model thought of the prompt's tokens after those of earlier updates, its first token left out; empty
-    /// if nobody asked.
+    /// Logprobs of the prompt tokens after those of earlier updates, except the first token of the prompt; empty
+    /// unless requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// Set in the last update of a request, and in no other.
+    /// Set in the final update of a request, and in no other.
     pub finish: Option<FinishReason>,
-    /// What went wrong, with [`FinishReason::Error`].
+    /// The error, with [`FinishReason::Error`].
     pub failure: Option<SequenceFailure>,
-    /// Prompt tokens whose K and V were found in the prefix cache when it was first scheduled.
+    /// Prompt tokens that were in the prefix cache when the request was first scheduled.
     pub cached_tokens: u32,
-    /// `now` of [`add`](crate::engine::Engine::add).
+    /// `now` of the [`add`](crate::engine::Engine::add) that queued it.
     pub arrival_seconds: f64,
-    /// `now` of the turn that first scheduled it; absent if that never happened.
+    /// `now` of the step that first scheduled it; `None` if none did.
     pub first_scheduled_seconds: Option<f64>,
 }
 
-/// One collected step.
+/// Statistics of one collected step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepStats {
-    /// Sequences in it.
+    /// Sequences in the step.
     pub rows: u32,
-    /// Prompt tokens computed, and generated tokens computed again after a preemption.
+    /// Tokens computed by prefill: prompt tokens, and generated tokens that are recomputed after a preemption.
     pub prefill_tokens: u32,
-    /// Generated tokens computed, one for each decoding sequence.
+    /// Tokens computed by decode, one for each decoding sequence.
     pub decode_tokens: u32,
-    /// Draft tokens computed beside them.
+    /// Draft tokens verified beside them.
     pub draft_tokens: u32,
-    /// Seconds the executor was busy with it; of several stages, the one that was longest.
+    /// Seconds that the executor was busy with the step. With several pipeline stages, those of the slowest stage.
     pub busy_seconds: f64,
 }
 
 impl StepStats {
-    /// Tokens computed.
+    /// All tokens computed.
     pub fn tokens(&self) -> u32 {
         self.prefill_tokens + self.decode_tokens + self.draft_tokens
     }
 }
 
-/// The engine's state at one moment; counters are cumulative since its start.
+/// State of the engine at one moment. Counters are cumulative since the start of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
-    /// Sequences that hold blocks.
+    /// Sequences in the running batch.
     pub running: u32,
-    /// Requests that wait to be scheduled, preempted ones included.
+    /// Requests in the waiting queue, including preempted ones.
     pub waiting: u32,
-    /// When the oldest waiting request arrived.
+    /// Arrival of the oldest waiting request.
     pub oldest_waiting_arrival_seconds: Option<f64>,
     /// Prompt tokens of waiting requests.
     pub queued_prompt_tokens: u64,
-    /// Seconds after which a request that came now would get its first token; absent until steps were measured.
+    /// Predicted seconds to the first token of a request that arrived now; `None` until enough steps were measured.
     pub predicted_ttft_seconds: Option<f64>,
-    /// Upper bound of the tokens that running requests have still to generate.
+    /// Upper bound of the tokens that the running requests still have to generate.
     pub remaining_tokens: u64,
     /// Blocks by state.
     pub kv: KvUsage,
-    /// Preemptions so far.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Sequences so far whose blocks could not be brought back, and that were computed again.
+    /// Sequences whose blocks could not be swapped in and that were recomputed.
     pub lost_sequences: u64,
-    /// Prompt tokens looked up in the prefix cache so far.
+    /// Prompt tokens looked up in the prefix cache.
     pub prefix_query_tokens: u64,
-    /// Prompt tokens found there so far.
+    /// Prompt tokens found there.
     pub prefix_hit_tokens: u64,
-    /// Prompt tokens so far that were computed before and had to be once more: after a preemption, or the last of a
-    /// prompt with several answers.
+    /// Prompt tokens that were computed more than once: after a preemption, or the last token of a prompt that
+    /// several sequences share.
     pub recomputed_tokens: u64,
-    /// What was looked up outside the pool so far, for sequences that return from a preemption, too.
+    /// Lookups in the swap space, including those of sequences that return from a preemption.
     pub swap: SwapStats,
-    /// Draft tokens so far.
+    /// Speculative decoding.
     pub drafts: DraftStats,
 }
 
-/// What became of draft tokens.
+/// Statistics of speculative decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftStats {
-    /// Rows with draft tokens.
+    /// Rows that had draft tokens.
     pub drafts: u64,
-    /// Draft tokens in them.
+    /// Draft tokens in those rows.
     pub tokens: u64,
-    /// Those that held.
+    /// Draft tokens accepted.
     pub accepted: u64,
-    /// Those that held, by how far behind the last known token they were.
+    /// Draft tokens accepted, by position after the last known token.
     pub accepted_by_position: [u64; MAX_DRAFT_TOKENS],
 }
 

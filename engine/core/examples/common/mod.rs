@@ -1,11 +1,11 @@
-//! An executor that computes nothing, so that what is left is the scheduler.
+//! An executor that computes nothing: what is left is the scheduler.
 
 use std::collections::VecDeque;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
 
-/// Gives every row that is sampled token 7, at once.
+/// Samples token 7 in every row, at once.
 pub struct Nothing {
     geometry: Geometry,
     submitted: u64,

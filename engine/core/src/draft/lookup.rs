@@ -1,13 +1,13 @@
-//! Prompt lookup: a sequence goes on as it did after the last tokens were there before (Saxena, "Prompt lookup
-//! decoding", 2023; vLLM's method `ngram`).
+//! Prompt lookup: proposes what followed the last tokens at their previous occurrence in the sequence (Saxena,
+//! "Prompt lookup decoding", 2023; vLLM's method `ngram`).
 
 use super::{DraftRequest, DraftTree, Proposer, continuation};
 use crate::request::{RequestId, TokenId};
 
-/// Tokens in which an earlier occurrence is looked for, from the end: it bounds the time of a draft token.
+/// Last tokens of a sequence that are searched: they bound the time of a proposal.
 const WINDOW_TOKENS: usize = 16_384;
 
-/// Looks for the sequence's last tokens in the sequence itself. Remembers nothing.
+/// Searches the sequence for its own last tokens. Stateless.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptLookup {
     min: usize,
@@ -15,7 +15,7 @@ pub struct PromptLookup {
 }
 
 impl PromptLookup {
-    /// Between `min` and `max` last tokens have to be there before, the more the better.
+    /// Matches of `min` to `max` tokens count; longer ones are preferred.
     ///
     /// # Panics
     /// Unless `1 <= min <= max`.
@@ -24,7 +24,7 @@ impl PromptLookup {
         PromptLookup { min, max }
     }
 
-    /// Where the longest earlier occurrence goes on, of equally long ones the last.
+    /// Index after the longest earlier occurrence; among equally long ones, after the last.
     fn find(&self, tokens: &[TokenId]) -> Option<usize> {
         let (last, before) = tokens.split_last()?;
         let mut best = (self.min - 1, None);

@@ -1,30 +1,30 @@
-//! A suffix automaton for each sequence: it goes on as it did after the longest end of it that was there before,
-//! however long (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985).
+//! A suffix automaton for each sequence: proposes what followed the longest suffix of the sequence that occurred
+//! before, whatever its length (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985).
 //!
-//! Costs a constant time for each token on average, where prompt lookup reads the whole sequence for each draft token. An
-//! automaton holds the last [`MOST_TOKENS`] tokens at most, and is built again from half of them when it is full.
+//! Takes amortized constant time for each token, where prompt lookup scans the sequence for each proposal. An
+//! automaton holds the last [`MAX_TOKENS`] tokens at most; when it is full it is rebuilt from half of them.
 
 use std::collections::HashMap;
 
 use super::{DraftRequest, DraftTree, Proposer, continuation};
 use crate::request::{RequestId, TokenId};
 
-/// Tokens that an automaton holds: about 3 MB.
-const MOST_TOKENS: usize = 16_384;
-/// States above the last one that learn of an occurrence: those of the ends that matter.
-const NOTED_STATES: usize = 16;
+/// Most tokens in an automaton: about 3 MB.
+const MAX_TOKENS: usize = 16_384;
+/// Suffix links followed to record an occurrence: only the longest suffixes matter.
+const RECORDED_STATES: usize = 16;
 const ROOT: usize = 0;
 
 /// An automaton for each live sequence.
 #[derive(Debug)]
 pub struct SuffixAutomaton {
-    /// Fewest tokens that have to be there before.
+    /// Shortest suffix that counts, tokens.
     min: usize,
     sequences: HashMap<RequestId, Automaton>,
 }
 
 impl SuffixAutomaton {
-    /// At least `min` last tokens have to be there before.
+    /// Suffixes of at least `min` tokens count.
     pub fn new(min: usize) -> SuffixAutomaton {
         SuffixAutomaton { min: min.max(1), sequences: HashMap::new() }
     }
@@ -34,7 +34,7 @@ impl Proposer for SuffixAutomaton {
     fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Vec<DraftTree> {
         let draft = |request: &DraftRequest<'_>| {
             let automaton = self.sequences.entry(request.request).or_default();
-            automaton.follow(request.tokens);
+            automaton.extend_to(request.tokens);
             let from = automaton.repeated(self.min);
             from.map_or_else(DraftTree::default, |from| continuation(request.tokens, from, request.max_tokens))
         };
@@ -50,28 +50,28 @@ impl Proposer for SuffixAutomaton {
     }
 }
 
-/// The automaton of one text.
+/// The suffix automaton of one text.
 #[derive(Debug)]
 struct Automaton {
     states: Vec<State>,
     /// State of the whole text.
     last: usize,
-    /// Token of the sequence that is the text's first.
+    /// Index in the sequence of the first token of the text.
     start: usize,
     /// Tokens in the text.
     length: usize,
 }
 
-/// Strings that end at the same places of the text.
+/// A set of strings that end at the same positions of the text.
 #[derive(Clone, Debug, Default)]
 struct State {
-    /// Length of the longest of them.
+    /// Length of the longest one.
     length: usize,
-    /// The state of their longest suffix that ends at more places.
+    /// Suffix link: the state of their longest suffix that ends at more positions.
     link: usize,
-    /// By token, ascending.
+    /// Transitions by token, ascending.
     next: Vec<(TokenId, u32)>,
-    /// One past a place at which they end: the last one, or one before.
+    /// One past a position at which they end: the last one, or an earlier one.
     end: usize,
 }
 
@@ -95,28 +95,29 @@ impl Default for Automaton {
 }
 
 impl Automaton {
-    /// Takes in what the sequence has beyond the text.
-    fn follow(&mut self, tokens: &[TokenId]) {
-        if tokens.len() - self.start > MOST_TOKENS {
-            let start = tokens.len() - MOST_TOKENS / 2;
+    /// Appends the tokens that the sequence has beyond the text.
+    fn extend_to(&mut self, tokens: &[TokenId]) {
+        if tokens.len() - self.start > MAX_TOKENS {
+            let start = tokens.len() - MAX_TOKENS / 2;
             *self = Automaton { start, ..Automaton::default() };
         }
         for &token in &tokens[self.start + self.length..] {
-            self.note_ends();
+            self.record_occurrence();
             self.push(token);
         }
     }
 
-    /// Where the longest end of the text that was there before, of at least `min` tokens, went on.
+    /// Index in the sequence after the previous occurrence of the longest repeated suffix, if that has at least `min`
+    /// tokens.
     fn repeated(&self, min: usize) -> Option<usize> {
         let state = &self.states[self.states[self.last].link];
         (state.length >= min).then_some(self.start + state.end)
     }
 
-    /// The longest ends of the text that were there before have been there once more.
-    fn note_ends(&mut self) {
+    /// Records that the longest repeated suffixes of the text occurred once more.
+    fn record_occurrence(&mut self) {
         let mut state = self.states[self.last].link;
-        for _ in 0..NOTED_STATES {
+        for _ in 0..RECORDED_STATES {
             if state == ROOT {
                 return;
             }
@@ -125,7 +126,7 @@ impl Automaton {
         }
     }
 
-    /// Makes the text one token longer.
+    /// Appends a token to the text.
     fn push(&mut self, token: TokenId) {
         self.length += 1;
         let new = self.add(State { length: self.length, end: self.length, ..State::default() });
@@ -138,7 +139,8 @@ impl Automaton {
         self.last = new;
     }
 
-    /// The state that `token` leads to from `above`, for strings of no other length than those of `above` and one more.
+    /// The state reached by `token` from `above`, split off if it also holds strings longer than those of `above` by
+    /// more than one.
     fn split(&mut self, above: usize, token: TokenId) -> usize {
         let old = self.states[above].to(token).unwrap_or(ROOT);
         let length = self.states[above].length + 1;
@@ -168,7 +170,7 @@ impl Automaton {
 mod tests {
     use super::*;
 
-    /// Length of the longest end of `tokens` that was there before, found by comparing.
+    /// Length of the longest suffix of `tokens` that occurred before, by brute force.
     fn longest_repeat(tokens: &[TokenId]) -> usize {
         let length = |end: usize| {
             tokens[..end].iter().rev().zip(tokens.iter().rev()).take_while(|(one, other)| one == other).count()
@@ -183,7 +185,7 @@ mod tests {
             for _ in 0..400 {
                 state = u64::wrapping_mul(state, 6_364_136_223_846_793_005).wrapping_add(1);
                 tokens.push((state >> 33) as u32 % letters);
-                automaton.follow(&tokens);
+                automaton.extend_to(&tokens);
                 let longest = longest_repeat(&tokens);
                 assert_eq!(automaton.states[automaton.states[automaton.last].link].length, longest, "{tokens:?}");
                 if let Some(from) = automaton.repeated(1) {
@@ -210,24 +212,24 @@ mod tests {
     #[test]
     fn a_letter_that_repeats_takes_a_state_each_time() {
         let mut automaton = Automaton::default();
-        automaton.follow(&[7; 100]);
+        automaton.extend_to(&[7; 100]);
         assert_eq!(automaton.states.len(), 101);
     }
 
     #[test]
     fn a_long_text_takes_no_more_than_its_bound() {
-        let tokens: Vec<TokenId> = (0..3 * MOST_TOKENS as u32).map(|index| index % 1009).collect();
+        let tokens: Vec<TokenId> = (0..3 * MAX_TOKENS as u32).map(|index| index % 1009).collect();
         let mut automaton = Automaton::default();
         for (length, start) in
-            [(MOST_TOKENS, 0), (MOST_TOKENS + 1, MOST_TOKENS / 2 + 1), (MOST_TOKENS + 2, MOST_TOKENS / 2 + 1)]
+            [(MAX_TOKENS, 0), (MAX_TOKENS + 1, MAX_TOKENS / 2 + 1), (MAX_TOKENS + 2, MAX_TOKENS / 2 + 1)]
         {
-            automaton.follow(&tokens[..length]);
+            automaton.extend_to(&tokens[..length]);
             assert_eq!((automaton.start, automaton.length), (start, length - start), "built again from half of them");
         }
         let mut automaton = Automaton::default();
-        (1..=tokens.len()).step_by(997).for_each(|length| automaton.follow(&tokens[..length]));
-        automaton.follow(&tokens);
-        assert!(automaton.length <= MOST_TOKENS && automaton.states.len() <= 2 * MOST_TOKENS);
+        (1..=tokens.len()).step_by(997).for_each(|length| automaton.extend_to(&tokens[..length]));
+        automaton.extend_to(&tokens);
+        assert!(automaton.length <= MAX_TOKENS && automaton.states.len() <= 2 * MAX_TOKENS);
         let from = automaton.repeated(1).expect("it repeats");
         assert_eq!(tokens[from], tokens.len() as u32 % 1009);
     }

@@ -1,9 +1,9 @@
-//! The whole truth about blocks, counted again from scratch.
+//! An audit of the KV cache: counts the state of all blocks from scratch.
 
 use super::{BlockTable, KvCache};
 use crate::plan::BlockId;
 
-/// What the parts of the cache say about one block.
+/// How often each part of the cache names a block.
 #[derive(Clone, Debug, Default)]
 struct BlockUses {
     named: u32,
@@ -12,8 +12,8 @@ struct BlockUses {
 }
 
 impl KvCache {
-    /// Each block is exactly one of free, cached or held, and is referenced as often as a table names it. `tables`
-    /// are those of all live sequences.
+    /// Checks that each block is exactly one of free, cached and held, and has one reference for each table that
+    /// names it. `tables` are those of all live sequences.
     pub(crate) fn audit<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), String> {
         let mut uses_by_block = vec![BlockUses::default(); self.pool.total()];
         let mut uses = |block: BlockId, count: fn(&mut BlockUses) -> &mut u32| {

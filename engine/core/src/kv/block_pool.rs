@@ -1,6 +1,6 @@
-//! Reference counts of all blocks, the free ones, and the cached ones in order of last use.
+//! Reference counts of all blocks, the free blocks, and the cached ones in order of last use.
 //!
-//! Knows nothing of tokens or sequences; whether a block is worth keeping is the caller's to say.
+//! Knows nothing of tokens or sequences: the caller says whether a block is worth keeping.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::plan::BlockId;
 
 #[derive(Debug)]
 pub(super) struct BlockPool {
-    slots: Vec<BlockState>,
-    /// Blocks without contents, used last in, first out.
+    states: Vec<BlockState>,
+    /// Free blocks, last in, first out.
     free: Vec<BlockId>,
-    /// Unreferenced blocks with reusable contents by the time of their release: the first is the next to go.
+    /// Cached blocks by order of release: the first is evicted first.
     cached: BTreeMap<u64, IdleBlock>,
     releases: u64,
     total_references: u64,
@@ -24,7 +24,7 @@ struct BlockState {
     cached_at: Option<u64>,
 }
 
-/// A cached block and when its last reference went, in seconds.
+/// A cached block, and when its last reference was dropped, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct IdleBlock {
     block: BlockId,
@@ -34,7 +34,7 @@ struct IdleBlock {
 impl BlockPool {
     pub(super) fn new(blocks: u32) -> BlockPool {
         BlockPool {
-            slots: vec![BlockState::default(); blocks as usize],
+            states: vec![BlockState::default(); blocks as usize],
             free: (0..blocks).rev().map(BlockId).collect(),
             cached: BTreeMap::new(),
             releases: 0,
@@ -43,7 +43,7 @@ impl BlockPool {
     }
 
     pub(super) fn total(&self) -> usize {
-        self.slots.len()
+        self.states.len()
     }
 
     pub(super) fn free(&self) -> usize {
@@ -54,21 +54,21 @@ impl BlockPool {
         self.cached.len()
     }
 
-    /// Blocks that [`take`](Self::take) can give.
+    /// Blocks that [`take`](Self::take) can return.
     pub(super) fn available(&self) -> usize {
         self.free() + self.cached()
     }
 
     pub(super) fn references(&self, block: BlockId) -> u32 {
-        self.slots[block.0 as usize].references
+        self.states[block.0 as usize].references
     }
 
-    /// Blocks without contents, each once.
+    /// Free blocks, each once.
     pub(super) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.free.iter().copied()
     }
 
-    /// Cached blocks, each once, the longest unused first.
+    /// Cached blocks, each once, the least recently used first.
     pub(super) fn cached_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.cached.values().map(|cached| cached.block)
     }
@@ -77,47 +77,47 @@ impl BlockPool {
         self.total_references
     }
 
-    /// A block with one reference, and whether its cached contents were given up for it: the longest unused.
+    /// A block with one reference, and whether it was a cached one that is evicted: the least recently used.
     pub(super) fn take(&mut self) -> Option<(BlockId, bool)> {
         let free = self.free.pop().map(|block| (block, false));
         let (block, evicted) = free.or_else(|| self.cached.pop_first().map(|(_, cached)| (cached.block, true)))?;
-        self.slots[block.0 as usize] = BlockState { references: 1, cached_at: None };
+        self.states[block.0 as usize] = BlockState { references: 1, cached_at: None };
         self.total_references += 1;
         Some((block, evicted))
     }
 
-    /// Frees the longest unused cached block, if its last reference went before this time.
+    /// Frees the least recently used cached block, if its last reference was dropped before this time.
     pub(super) fn expire(&mut self, before_seconds: f64) -> Option<BlockId> {
         let oldest = self.cached.first_entry().filter(|oldest| oldest.get().since_seconds < before_seconds)?;
         let IdleBlock { block, .. } = oldest.remove();
-        self.slots[block.0 as usize].cached_at = None;
+        self.states[block.0 as usize].cached_at = None;
         self.free.push(block);
         Some(block)
     }
 
-    /// One more reference on a block that is held or cached.
+    /// Adds a reference to a held or cached block.
     pub(super) fn retain(&mut self, block: BlockId) {
-        let slot = &mut self.slots[block.0 as usize];
-        match slot.cached_at.take() {
+        let state = &mut self.states[block.0 as usize];
+        match state.cached_at.take() {
             Some(time) => _ = self.cached.remove(&time),
-            None => assert!(slot.references > 0, "block {} is free and cannot be shared", block.0),
+            None => assert!(state.references > 0, "block {} is free and cannot be shared", block.0),
         }
-        slot.references += 1;
+        state.references += 1;
         self.total_references += 1;
     }
 
-    /// One reference less; the last one makes the block cached if its contents are worth keeping, else free.
+    /// Drops a reference. With the last one the block becomes cached if `keep` is set, else free.
     pub(super) fn release(&mut self, block: BlockId, keep: bool, now: f64) {
-        let slot = &mut self.slots[block.0 as usize];
-        assert!(slot.references > 0, "block {} was released more often than it was taken", block.0);
-        slot.references -= 1;
+        let state = &mut self.states[block.0 as usize];
+        assert!(state.references > 0, "block {} was released more often than it was taken", block.0);
+        state.references -= 1;
         self.total_references -= 1;
-        if slot.references > 0 {
+        if state.references > 0 {
             return;
         }
         if keep {
             self.releases += 1;
-            slot.cached_at = Some(self.releases);
+            state.cached_at = Some(self.releases);
             self.cached.insert(self.releases, IdleBlock { block, since_seconds: now });
         } else {
             self.free.push(block);

@@ -1,4 +1,4 @@
-//! The blocks of one sequence: a table for each group of layers.
+//! The block tables of one sequence, one for each group of layers.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -7,53 +7,53 @@ use super::prefix_cache::PrefixHash;
 use crate::plan::BlockId;
 use crate::request::CacheScope;
 
-/// A sequence's blocks. Each held one is one reference on it.
+/// The blocks of a sequence. Each held block is one reference on it.
 ///
-/// Not `Clone`: a second holder of the same blocks has to take its own references.
+/// Not `Clone`: a second holder of the same blocks has to take references of its own.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     groups: Vec<GroupTable>,
-    /// What rows name, made when the first row after a change asks for it.
+    /// The tables as rows name them, built when the first row after a change needs them.
     row_blocks: OnceCell<Arc<[BlockId]>>,
-    /// Leading blocks that came from the prefix cache or were offered to it.
+    /// Leading blocks that came from the prefix cache or were added to it.
     pub(super) published: usize,
-    /// What the published blocks spell; absent where it cannot be told apart from another prefix.
+    /// Hash of the published blocks; `None` after a collision with the hash of another prefix.
     pub(super) prefix: Option<PrefixHash>,
 }
 
-/// The blocks of one group of layers, in order: block `i` holds the tokens at `i * block_tokens ..`.
+/// The block table of one group of layers: block `i` holds the tokens from `i * block_tokens` on.
 #[derive(Debug, Default)]
 pub(super) struct GroupTable {
-    /// Leading blocks that nothing reads again: they were given up, or never taken.
+    /// Leading blocks that the window has passed: released, or never taken.
     pub(super) skipped: usize,
-    /// Those behind them.
+    /// The blocks after them.
     pub(super) held: Vec<BlockId>,
 }
 
 impl BlockTable {
-    /// No blocks yet.
+    /// Empty tables.
     pub(super) fn new(groups: u32, scope: CacheScope) -> BlockTable {
         BlockTable::of((0..groups).map(|_| GroupTable::default()).collect(), scope)
     }
 
-    /// These blocks, of which the prefix cache knows none yet.
+    /// Tables of these blocks, none of which is published.
     pub(super) fn of(groups: Vec<GroupTable>, scope: CacheScope) -> BlockTable {
         BlockTable { groups, row_blocks: OnceCell::new(), published: 0, prefix: Some(PrefixHash::root(scope)) }
     }
 
-    /// The blocks of each group of layers.
+    /// The table of each group of layers.
     pub(super) fn groups(&self) -> &[GroupTable] {
         &self.groups
     }
 
-    /// Appends a block of a group.
+    /// Appends a block to the table of a group.
     pub(super) fn push(&mut self, group: u32, block: BlockId) {
         self.groups[group as usize].held.push(block);
         self.row_blocks.take();
     }
 
-    /// Gives up, in the groups from `first_group` on, the leading blocks up to `skipped`, but for the last of all. From the
-    /// tail.
+    /// In the groups from `first_group` on, removes the leading blocks up to `skipped`, but never the last block.
+    /// Returns them, the tail first.
     pub(super) fn skip(&mut self, first_group: u32, skipped: usize) -> Vec<BlockId> {
         let windowed = &mut self.groups[first_group as usize..];
         if windowed.iter().all(|group| group.skipped >= skipped) {
@@ -63,12 +63,12 @@ impl BlockTable {
         windowed.iter_mut().flat_map(|group| group.skip(skipped)).rev().collect()
     }
 
-    /// The blocks that it has references on.
+    /// All held blocks.
     pub(super) fn held(&self) -> impl Iterator<Item = BlockId> {
         self.groups.iter().flat_map(|group| &group.held).copied()
     }
 
-    /// The same from the tail: what was held longest comes last.
+    /// All held blocks, the last positions of the sequence first.
     pub(super) fn tail_first(&self) -> Vec<BlockId> {
         let first = self.groups.iter().map(|group| group.skipped).min().unwrap_or(0);
         let end = self.groups.iter().map(GroupTable::len).max().unwrap_or(0);
@@ -81,8 +81,8 @@ impl BlockTable {
         self.groups.iter().map(GroupTable::len).min().unwrap_or(0)
     }
 
-    /// The leading blocks that every group has, one group's after another's. In the place of a passed one is the first
-    /// that is held.
+    /// The covered leading blocks of all groups, one group after another. For a passed block it has the first held
+    /// one.
     pub(crate) fn row_blocks(&self) -> Arc<[BlockId]> {
         self.row_blocks.get_or_init(|| self.covered()).clone()
     }
@@ -97,14 +97,14 @@ impl BlockTable {
         covered.into()
     }
 
-    /// Leading blocks whose contents are known to the prefix cache.
+    /// Leading blocks that the prefix cache knows.
     pub(crate) fn published_blocks(&self) -> usize {
         self.published
     }
 }
 
 impl GroupTable {
-    /// Blocks, passed ones included.
+    /// Number of blocks, passed ones included.
     pub(super) fn len(&self) -> usize {
         self.skipped + self.held.len()
     }
@@ -114,12 +114,12 @@ impl GroupTable {
         self.held.get(index.checked_sub(self.skipped)?).copied()
     }
 
-    /// The table of the first `count` blocks, of which it has passed no more.
+    /// The table of the first `count` blocks; no more than these may be passed.
     pub(super) fn first(&self, count: usize) -> GroupTable {
         GroupTable { skipped: self.skipped, held: self.held[..count - self.skipped].to_vec() }
     }
 
-    /// Gives the leading blocks up to `skipped` up, but for the last of all.
+    /// Removes the leading blocks up to `skipped`, but never the last block.
     fn skip(&mut self, skipped: usize) -> Vec<BlockId> {
         let count = skipped.min(self.len().saturating_sub(1)).saturating_sub(self.skipped);
         self.skipped += count;

@@ -1,11 +1,11 @@
-//! Which block holds the K and V of which prefix, in which group of layers.
+//! The prefix cache: which block holds the K and V of which prefix, in which group of layers.
 //!
-//! K and V of a block depend on its tokens and on all before them, so a block is known by a digest of both: SipHash of
-//! 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) over the digest of the prefix and the
-//! block's tokens, under a key that each process draws, so that nobody can aim for collisions. On a hit the tokens
-//! themselves are compared, so that one would cost time and never serve another prompt's cache. The digest is of what a
-//! prefix says and not of when it came: what followed an evicted block is found again once that is computed again.
-//! Each [`CacheScope`] begins with a digest of its own.
+//! K and V of a block depend on its tokens and on all before them, so a block is identified by a hash of both:
+//! SipHash of 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) over the hash of the prefix
+//! before and the block's tokens. Each process draws the key, so that nobody can aim for collisions; and a hit
+//! compares the tokens themselves, so that a collision never serves the cache of another prompt. A hash depends on
+//! the tokens alone: blocks after an evicted block are found again once that one is computed again. Each
+//! [`CacheScope`] starts from a hash of its own.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -15,7 +15,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use crate::plan::BlockId;
 use crate::request::{CacheScope, TokenId};
 
-/// The digest of a sequence of whole blocks.
+/// Hash of a sequence of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PrefixHash(u128);
 
@@ -26,14 +26,14 @@ impl PrefixHash {
     }
 }
 
-/// The last block of a prefix, as one group of layers has it.
+/// Identifies a cached block: the prefix that ends with it, and the group of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlockKey {
     pub(super) prefix: PrefixHash,
     pub(super) group: u32,
 }
 
-/// What a page is.
+/// A cached block, with what its hash stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CachedBlock {
     pub(super) block: BlockId,
@@ -45,7 +45,7 @@ pub(super) struct CachedBlock {
 pub(super) struct PrefixCache {
     hasher: PrefixHasher,
     blocks: HashMap<BlockKey, CachedBlock>,
-    /// By block: what it is.
+    /// The key of each cached block.
     keys: Vec<Option<BlockKey>>,
 }
 
@@ -54,18 +54,18 @@ impl PrefixCache {
         PrefixCache { hasher: PrefixHasher::new(key), blocks: HashMap::new(), keys: vec![None; blocks as usize] }
     }
 
-    /// What `before` and `tokens` are together.
+    /// The hash of the prefix `parent` followed by `tokens`.
     pub(super) fn extend(&self, parent: PrefixHash, tokens: &[TokenId]) -> PrefixHash {
         self.hasher.of(parent, tokens)
     }
 
-    /// The block of a page, whose prefix is `before` and `tokens`.
+    /// The block of `key`, if its prefix is `parent` followed by `tokens`.
     pub(super) fn find(&self, key: BlockKey, parent: PrefixHash, tokens: &[TokenId]) -> Option<BlockId> {
         self.blocks.get(&key).filter(|cached| cached.matches(parent, tokens)).map(|cached| cached.block)
     }
 
-    /// Makes `block` that of a page, whose prefix is `before` and `tokens`, unless another already is. False where the
-    /// digest is another prefix's: then what follows cannot be kept.
+    /// Caches `block` under `key`, the prefix of which is `parent` followed by `tokens`, unless a block is cached
+    /// there. False on a collision: then blocks that follow cannot be cached.
     pub(super) fn insert(&mut self, key: BlockKey, parent: PrefixHash, tokens: &[TokenId], block: BlockId) -> bool {
         if let Some(cached) = self.blocks.get(&key) {
             return cached.matches(parent, tokens);
@@ -75,7 +75,7 @@ impl PrefixCache {
         true
     }
 
-    /// The block's contents are about to be overwritten: what they were.
+    /// Removes a block whose contents are about to be overwritten; returns what it was.
     pub(super) fn remove(&mut self, block: BlockId) -> Option<(BlockKey, CachedBlock)> {
         let key = self.keys[block.0 as usize].take()?;
         self.blocks.remove_entry(&key)
@@ -92,7 +92,7 @@ impl CachedBlock {
     }
 }
 
-/// The keyed hash. Fewer bits are for tests that want collisions.
+/// The keyed hash. Tests that want collisions use fewer bits.
 #[derive(Clone, Copy, Debug)]
 struct PrefixHasher {
     keys: [u64; 2],
@@ -104,7 +104,7 @@ impl PrefixHasher {
         PrefixHasher { keys: [key as u64, (key >> 64) as u64], bits: 127 }
     }
 
-    /// The highest bit is left to the roots.
+    /// The highest bit is reserved for the roots of scopes.
     fn of(&self, parent: PrefixHash, tokens: &[TokenId]) -> PrefixHash {
         let mut hasher = SipHasher13::new_with_keys(self.keys[0], self.keys[1]);
         hasher.write_u128(parent.0);
@@ -130,7 +130,7 @@ mod tests {
         BlockKey { prefix, group: 0 }
     }
 
-    /// Makes `block` the one that continues `before`: what it spells then.
+    /// Caches `block` after `parent`; returns the hash of the longer prefix.
     fn insert(cache: &mut PrefixCache, parent: PrefixHash, tokens: &[TokenId], block: u32) -> Option<PrefixHash> {
         let hash = cache.extend(parent, tokens);
         cache.insert(key(hash), parent, tokens, BlockId(block)).then_some(hash)

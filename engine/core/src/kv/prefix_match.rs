@@ -1,8 +1,7 @@
-//! Which beginning of a sequence is known, and where its blocks are.
+//! Prefix matching: the longest cached prefix of a sequence, and where its blocks are.
 //!
-//! Groups that read everything have to have every block of it. One that reads a window needs those in which the next
-//! token's window lies: what is before them may have been given up long ago, and its tokens are then known by their
-//! digest alone.
+//! Full-attention groups need every block of it. A windowed group needs those that the next token's window reads;
+//! earlier blocks may be long evicted, and their tokens are then known by hash alone.
 
 use std::ops::Range;
 
@@ -12,17 +11,17 @@ use super::{BlockTable, KvCache};
 use crate::plan::BlockId;
 use crate::request::{CacheScope, TokenId};
 
-/// The longest known beginning of a sequence that it can go on from.
+/// The longest cached prefix that a sequence can continue from.
 #[derive(Debug)]
 pub(super) struct PrefixMatch {
     root: PrefixHash,
-    /// What its blocks spell, one after the other.
+    /// The hash of each prefix that ends with one of its blocks.
     prefixes: Vec<PrefixHash>,
-    /// By group: where the last of these blocks are, those that the group reads.
+    /// For each group, where the blocks are that it reads: the last ones of the prefix.
     locations: Vec<Vec<BlockLocation>>,
 }
 
-/// Where a block of a known prefix is.
+/// Where a block of a matched prefix is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockLocation {
     Pool(BlockId),
@@ -30,17 +29,17 @@ enum BlockLocation {
 }
 
 impl PrefixMatch {
-    /// Blocks of each group, those before its window included.
+    /// Matched blocks of each group, those before its window included.
     pub(super) fn blocks(&self) -> usize {
         self.prefixes.len()
     }
 
-    /// What is in the pool, each group's blocks from the tail.
+    /// Blocks in the pool, the tail of each group first.
     pub(super) fn in_pool(&self) -> Vec<BlockId> {
         self.locations.iter().flat_map(|locations| locations.iter().rev().filter_map(BlockLocation::in_pool)).collect()
     }
 
-    /// What is in the tier, each with its place in the sequence.
+    /// Blocks in the swap space, with their indices in the sequence.
     pub(super) fn in_swap(&self) -> impl Iterator<Item = (usize, BlockKey)> {
         (0..).zip(&self.locations).flat_map(move |(group, locations)| {
             let absent = self.indices(locations).filter(|(_, location)| **location == BlockLocation::SwapSpace);
@@ -48,7 +47,7 @@ impl PrefixMatch {
         })
     }
 
-    /// A group's places with their indices in the sequence.
+    /// The locations of a group, with their indices in the sequence.
     fn indices<'a>(&self, locations: &'a [BlockLocation]) -> impl Iterator<Item = (usize, &'a BlockLocation)> {
         (self.blocks() - locations.len()..).zip(locations)
     }
@@ -57,7 +56,7 @@ impl PrefixMatch {
         BlockKey { prefix: self.prefixes[index], group }
     }
 
-    /// What the blocks before the one at `index` spell.
+    /// Hash of the blocks before the one at `index`.
     fn parent(&self, index: usize) -> PrefixHash {
         index.checked_sub(1).map_or(self.root, |parent| self.prefixes[parent])
     }
@@ -73,7 +72,7 @@ impl BlockLocation {
 }
 
 impl KvCache {
-    /// What is known of `tokens`.
+    /// Finds the longest cached prefix of `tokens`.
     pub(super) fn match_prefix(&self, tokens: &[TokenId], scope: CacheScope) -> PrefixMatch {
         let locations = vec![Vec::new(); self.groups.count() as usize];
         let mut matched = PrefixMatch { root: PrefixHash::root(scope), prefixes: Vec::new(), locations };
@@ -90,7 +89,7 @@ impl KvCache {
         matched
     }
 
-    /// The table of all that is known; what is in the tier comes back into new blocks, for which there is room.
+    /// The block table of a match. Blocks in the swap space are swapped into new blocks; the pool must have enough.
     pub(super) fn table_of_match(
         &mut self,
         matched: &PrefixMatch,
@@ -117,7 +116,7 @@ impl KvCache {
         table
     }
 
-    /// Goes along the blocks that every group has which reads everything.
+    /// Matches blocks as long as every full-attention group has them.
     fn match_full_groups(&self, matched: &mut PrefixMatch, tokens: &[TokenId]) {
         let Some(prefixes) = &self.prefixes else { return };
         for (index, chunk) in tokens.chunks_exact(self.block_tokens).enumerate() {
@@ -132,11 +131,11 @@ impl KvCache {
         }
     }
 
-    /// The most leading blocks behind which windowed groups have all that they read.
+    /// Most leading blocks after which the windowed groups have every block that they read.
     fn last_resumable_block(&self, matched: &PrefixMatch, tokens: &[TokenId]) -> usize {
         let (mut end, windowed) = (matched.blocks(), self.groups.full..self.groups.count());
         let mut index = if windowed.is_empty() { 0 } else { end };
-        // Everything from `index` to `end` is there.
+        // All blocks from `index` to `end` are there.
         while index > self.window(end).start {
             index -= 1;
             if !windowed.clone().all(|group| self.locate(matched, tokens, index, group).is_some()) {
@@ -146,12 +145,12 @@ impl KvCache {
         end
     }
 
-    /// The blocks that a windowed group reads for the token behind `end` blocks.
+    /// Blocks that a windowed group reads for the token after `end` blocks.
     fn window(&self, end: usize) -> Range<usize> {
         self.out_of_window_blocks(end * self.block_tokens)..end
     }
 
-    /// Where a group's block is.
+    /// Where the block of a group is.
     fn locate(&self, matched: &PrefixMatch, tokens: &[TokenId], index: usize, group: u32) -> Option<BlockLocation> {
         let tokens = self.chunk(tokens, index);
         let (key, parent) = (matched.key(index, group), matched.parent(index));

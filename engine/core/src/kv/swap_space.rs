@@ -1,7 +1,7 @@
-//! A second place for blocks that the pool gives up, slower and larger than it: what is kept there and where.
+//! Swap space: a larger, slower place for blocks that the pool evicts.
 //!
-//! Bookkeeping only: the executor moves the contents, in the order in which moves are decided. What comes back stays
-//! here, too, so that giving it up once more moves nothing.
+//! Bookkeeping only: the executor moves the contents, in the order of the moves. A block that is swapped in stays
+//! here, too, so that evicting it again moves nothing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,10 +13,10 @@ use crate::request::TokenId;
 pub(super) struct SwapSpace {
     free: Vec<SwapSlotId>,
     kept: HashMap<BlockKey, SwappedBlock>,
-    /// Pages by their last use, the longest unused first.
+    /// Keys in order of last use.
     order: BTreeMap<u64, BlockKey>,
     uses: u64,
-    /// Uses from this one on are of what must stay.
+    /// Blocks used at or after this count are pinned.
     pinned_from: u64,
 }
 
@@ -34,28 +34,28 @@ impl SwapSpace {
         SwapSpace { free, kept: HashMap::new(), order: BTreeMap::new(), uses: 0, pinned_from: u64::MAX }
     }
 
-    /// Whether it has the block of a page, whose prefix is `before` and `tokens`.
+    /// Whether it has the block of `key`, the prefix of which is `parent` followed by `tokens`.
     pub(super) fn holds(&self, key: BlockKey, parent: PrefixHash, tokens: &[TokenId]) -> bool {
         self.kept.get(&key).is_some_and(|swapped| swapped.cached.matches(parent, tokens))
     }
 
-    /// Keeps these until [`unpin`](Self::unpin): they are about to be brought back, while others come in.
+    /// Pins these blocks until [`unpin`](Self::unpin): they are about to be swapped in, while others are swapped out.
     pub(super) fn pin(&mut self, pages: impl Iterator<Item = BlockKey>, now: f64) {
         self.pinned_from = self.uses + 1;
         pages.for_each(|key| self.touch(key, now));
     }
 
-    /// Everything may be given up again.
+    /// Unpins all blocks.
     pub(super) fn unpin(&mut self) {
         self.pinned_from = u64::MAX;
     }
 
-    /// Takes in a block that the pool is about to overwrite, in place of the longest unused one if need be: the move
-    /// that this takes.
+    /// Swaps out a block that the pool is about to overwrite, evicting the least recently used one if there is no
+    /// free slot. Returns the move, if one is needed.
     pub(super) fn swap_out(&mut self, key: BlockKey, cached: CachedBlock, now: f64) -> Option<BlockMove> {
         let block = cached.block;
         if let Some(matched) = self.kept.get(&key) {
-            // Of two prefixes with one digest, the first one stays.
+            // Of two prefixes with one hash, the first one stays.
             if matched.cached.matches(cached.parent, &cached.tokens) {
                 self.touch(key, now);
             }
@@ -67,12 +67,12 @@ impl SwapSpace {
         Some(BlockMove::SwapOut { block, slot })
     }
 
-    /// Brings a kept block back into `block`: the move that this takes.
+    /// Swaps a block in; returns the move.
     pub(super) fn swap_in(&self, key: BlockKey, block: BlockId) -> Option<BlockMove> {
         self.kept.get(&key).map(|swapped| BlockMove::SwapIn { slot: swapped.slot, block })
     }
 
-    /// What cannot be relied on any more.
+    /// Drops a block that cannot be relied on.
     pub(super) fn forget(&mut self, key: BlockKey) {
         if let Some(swapped) = self.kept.remove(&key) {
             self.order.remove(&swapped.used);
@@ -80,7 +80,7 @@ impl SwapSpace {
         }
     }
 
-    /// Forgets what was last used before this time.
+    /// Drops blocks that were last used before this time.
     pub(super) fn expire(&mut self, before_seconds: f64) {
         while let Some((_, &oldest)) = self.order.first_key_value() {
             if self.kept[&oldest].since_seconds >= before_seconds {
@@ -90,7 +90,7 @@ impl SwapSpace {
         }
     }
 
-    /// Blocks kept.
+    /// Blocks in the swap space.
     pub(super) fn len(&self) -> usize {
         self.kept.len()
     }

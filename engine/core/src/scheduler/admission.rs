@@ -1,9 +1,9 @@
-//! Whether the engine could ever serve a request.
+//! Admission: whether the engine could ever serve a request.
 
 use crate::executor::Geometry;
 use crate::request::{RejectReason, Request};
 
-/// Refuses what could not be served even alone, now or later.
+/// Rejects requests that could not be served even alone.
 pub(super) fn fits_engine(request: &Request, geometry: &Geometry) -> Result<(), RejectReason> {
     if request.prompt.is_empty() {
         return Err(RejectReason::EmptyPrompt);

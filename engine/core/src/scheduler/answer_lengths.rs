@@ -1,50 +1,52 @@
-//! How long answers will be: learned from those that ended.
+//! Lengths of answers, learned from finished ones.
 //!
-//! An answer that ran into its limit tells only that it would have been longer, and so does one that is still running. So
-//! what is learned is the hazard: of the answers that got so far, the share that stopped there (Nelson 1972, Aalen 1978).
+//! An answer that was cut at its limit, or that is still running, only tells that it would have been longer. So the
+//! lengths are censored data, and the estimate is the Nelson-Aalen one of the cumulative hazard: at each length, the
+//! share of the answers that got there and stopped there (Nelson 1972, Aalen 1978).
 
 use std::collections::VecDeque;
 
-/// Answers that are remembered.
+/// Finished answers that are remembered.
 const REMEMBERED: usize = 128;
-/// Beyond what was seen, one stop in so many tokens is believed in from the start.
+/// Prior for lengths beyond all observed ones: one answer in this many tokens stops.
 const PRIOR_TOKENS: f64 = 1024.0;
 
-/// The last answers that ended.
+/// The most recently finished answers.
 #[derive(Debug, Default)]
 pub(super) struct AnswerLengths {
     ended: VecDeque<ObservedAnswer>,
 }
 
-/// An answer of so many tokens.
+/// An observed answer.
 #[derive(Clone, Copy, Debug)]
 struct ObservedAnswer {
     tokens: usize,
-    /// It ended by itself, and not by its limit.
+    /// Whether it stopped by itself, and not at its limit.
     stopped: bool,
 }
 
-/// What the answers seen say of the others.
+/// Estimated cumulative hazard of stopping, by length.
 #[derive(Debug)]
 pub(super) struct CumulativeHazard {
-    /// Lengths at which answers stopped, in order, with the hazards up to each added up; the last one is how far any came.
+    /// Lengths at which answers stopped, ascending, with the cumulative hazard up to each; the last entry is the
+    /// longest observed length.
     stops: Vec<(usize, f64)>,
-    /// Of each token beyond that.
+    /// Hazard of each token beyond that.
     blocks_beyond: f64,
 }
 
 impl AnswerLengths {
-    /// An answer ended with so many tokens: by itself, or by its limit.
+    /// Records a finished answer: it stopped by itself, or was cut at its limit.
     pub(super) fn observe(&mut self, tokens: usize, stopped: bool) {
         self.ended.truncate(REMEMBERED - 1);
         self.ended.push_front(ObservedAnswer { tokens, stopped });
     }
 
-    /// What they say, with answers that have so many tokens and still run.
+    /// Estimates the hazard from the finished answers and from running ones of these lengths.
     pub(super) fn hazard(&self, running: impl Iterator<Item = usize>) -> CumulativeHazard {
         let running = running.map(|tokens| ObservedAnswer { tokens, stopped: false });
         let mut seen: Vec<ObservedAnswer> = self.ended.iter().copied().chain(running).collect();
-        // Of answers of one length, those that stopped were at risk together with those that did not.
+        // Among answers of one length, those that stopped were at risk together with those that did not.
         seen.sort_unstable_by_key(|seen| (seen.tokens, !seen.stopped));
         let (mut stops, mut sum) = (Vec::new(), 0.0);
         for (index, stop) in seen.iter().enumerate().filter(|(_, seen)| seen.stopped) {
@@ -59,8 +61,8 @@ impl AnswerLengths {
 }
 
 impl CumulativeHazard {
-    /// Tokens that an answer of `generated` has still to come, of at most `max_tokens`, if so large a share of its like are
-    /// shorter.
+    /// Tokens that an answer of `generated` tokens still has to come, at most `max_tokens`: the given quantile of such
+    /// answers, for `quantile` in 0 to 1.
     pub(super) fn remaining(&self, generated: usize, max_tokens: usize, quantile: f64) -> usize {
         let passed = self.stops.partition_point(|(tokens, _)| *tokens <= generated);
         let before = passed.checked_sub(1).map_or(0.0, |last| self.stops[last].1);

@@ -1,11 +1,12 @@
-//! Beam search: the most likely answers that a search of some width finds, as vLLM defines it.
+//! Beam search: the most likely answers that a search of a given width finds, as vLLM defines it.
 //!
-//! A group of requests with one prompt, one for each answer. Each step tells of every beam the most likely next tokens;
-//! of all continuations the best stay, those that end are set aside, and in the end the best of all are the answers. A
-//! beam that goes on in two ways shares its full blocks with the other, and the one that both write into is copied.
+//! A search is a group of requests with one prompt, one for each answer. Each round computes the most likely next
+//! tokens of every beam. The best continuations become the next beams, those that end are set aside, and in the end
+//! the best of all are the answers. A beam with two continuations shares its full blocks with the new beam; the
+//! partial block that both write is copied.
 //!
-//! A group's beams step together, so a beam whose continuations are known waits for the others. Its blocks may be taken
-//! from it meanwhile: it is computed again when it goes on.
+//! The beams of a group step together, so a beam that is computed waits for the others. Its blocks may be taken
+//! meanwhile; it is then recomputed when it continues.
 
 use super::Scheduler;
 use crate::plan::SequenceFailure;
@@ -14,15 +15,15 @@ use crate::sampling::{TokenLogprob, TokenLogprobs};
 use crate::sequence::{Running, Sequence};
 use crate::update::RequestUpdate;
 
-/// One search.
+/// One beam search.
 #[derive(Debug)]
 pub(super) struct BeamGroup {
     beams: BeamSearch,
-    /// Log probabilities that answers come with.
+    /// Number of logprobs to report with each token of an answer.
     top_logprobs: Option<u32>,
-    /// The requests, the leader first.
+    /// Requests of the group, the leader first.
     members: Vec<RequestId>,
-    /// Sequences without blocks: they wait for the round to end, or for a beam.
+    /// Sequences without blocks: they wait for the end of the round, or for a beam.
     parked: Vec<Sequence>,
     /// Beams of this round.
     live: Vec<Beam>,
@@ -30,17 +31,17 @@ pub(super) struct BeamGroup {
     ended: Vec<Beam>,
 }
 
-/// An answer, or the beginning of one.
+/// A partial or complete answer.
 #[derive(Clone, Debug)]
 struct Beam {
-    /// Whose sequence holds its tokens; of an ended one, held them all but the last.
+    /// Request whose sequence holds these tokens; of an ended beam, all but the last one.
     request: RequestId,
     tokens: Vec<TokenId>,
     logprobs: Vec<TokenLogprobs>,
-    /// Logarithm of its probability.
+    /// Log probability.
     score: f64,
     reason: FinishReason,
-    /// The most likely next tokens, once they are computed.
+    /// The most likely next tokens, once computed.
     candidates: Option<TokenLogprobs>,
 }
 
@@ -59,18 +60,18 @@ impl BeamGroup {
         }
     }
 
-    /// By what beams are compared.
+    /// Score by which beams are compared.
     fn rank(&self, beam: &Beam, tokens: usize) -> f64 {
         beam.score / (tokens as f64).powf(self.beams.length_penalty)
     }
 
     fn rank_ended(&self, beam: &Beam) -> f64 {
-        // vLLM counts the prompt, and not the token that ends an answer.
+        // vLLM counts the prompt, but not the stop token.
         self.rank(beam, beam.tokens.len() - usize::from(beam.reason == FinishReason::Stop))
     }
 
-    /// Ends the round: what ends is set aside, the best of the rest go on. Of equals the earlier one is better.
-    fn choose(&mut self, stops: &[TokenId], last: bool) {
+    /// Ends the round: sets ended beams aside and keeps the best open ones. On a tie the earlier one wins.
+    fn select_beams(&mut self, stops: &[TokenId], last: bool) {
         let width = self.beams.width as usize;
         let mut open: Vec<Beam> = Vec::new();
         for beam in std::mem::take(&mut self.live) {
@@ -93,14 +94,14 @@ impl BeamGroup {
         (self.ended, self.live) = (ended, open);
     }
 
-    /// Whether nothing that is still open can be better than what has ended. `longest` is the most tokens of a beam.
+    /// Whether no open beam can beat the ended ones. `longest` is the most tokens of a beam.
     fn is_decided(&self, longest: usize) -> bool {
         let Some(worst) = self.ended.last().filter(|_| self.ended.len() == self.beams.width as usize) else {
             return self.live.is_empty();
         };
         let worst = self.rank_ended(worst);
         self.live.iter().all(|beam| {
-            // What follows costs nothing at best, and comes soon or late, whichever is better.
+            // At best the rest has probability 1, and is short or long, whichever scores better.
             let soon = self.rank(beam, beam.tokens.len());
             soon.max(self.rank(beam, longest)) <= worst
         })
@@ -121,7 +122,7 @@ impl Beam {
 }
 
 impl Scheduler {
-    /// Takes a request into its group. Gives the leader back once all are there: the prompt is to be computed.
+    /// Adds a request to its group. Returns the leader once all are there: then the prompt is computed.
     pub(super) fn join_group(&mut self, sequence: Sequence, beams: BeamSearch) -> Option<Sequence> {
         let group = self.beam_groups.entry(beams.leader).or_insert_with(|| BeamGroup::new(&sequence, beams));
         group.members.push(sequence.id);
@@ -134,7 +135,7 @@ impl Scheduler {
         self.beam_groups.values().flat_map(|group| &group.parked)
     }
 
-    /// What may follow a beam was computed. Where all beams are, the round ends.
+    /// Stores the candidates of a beam. Once all beams have theirs, the round ends.
     pub(super) fn add_candidates(&mut self, leader: RequestId, request: RequestId, candidates: Option<TokenLogprobs>) {
         let Some(group) = self.beam_groups.get_mut(&leader) else { return };
         if let Some(beam) = group.live.iter_mut().find(|beam| beam.request == request) {
@@ -145,7 +146,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes the blocks of a beam that waits for others. False where there is none.
+    /// Releases the blocks of one beam that waits for others. False if there is none.
     pub(super) fn park_idle_beam(&mut self) -> bool {
         let idle = |run: &Running| run.sequence.beams.is_some() && run.uncomputed() == 0 && !run.is_sampling();
         let Some(index) = self.running.iter().position(idle) else { return false };
@@ -157,11 +158,11 @@ impl Scheduler {
         true
     }
 
-    /// One of a group has ended before its answer: so do the others.
-    pub(super) fn dissolve(&mut self, leader: RequestId, reason: FinishReason, failure: Option<&SequenceFailure>) {
+    /// One request of a group finished before its answer: finishes the others.
+    pub(super) fn finish_group(&mut self, leader: RequestId, reason: FinishReason, failure: Option<&SequenceFailure>) {
         let Some(mut group) = self.beam_groups.remove(&leader) else { return };
         for id in group.members.clone() {
-            let Some(sequence) = self.take_out(&mut group, id) else { continue };
+            let Some(sequence) = self.take_sequence(&mut group, id) else { continue };
             self.final_updates.push(match failure {
                 Some(failure) => sequence.fail(failure.clone()),
                 None => sequence.finish(reason),
@@ -169,7 +170,7 @@ impl Scheduler {
         }
     }
 
-    /// A sequence that waits outside the queue.
+    /// Takes a sequence that waits outside the queue.
     pub(super) fn take_parked(&mut self, id: RequestId) -> Option<Sequence> {
         self.beam_groups.values_mut().find_map(|group| {
             let index = group.parked.iter().position(|sequence| sequence.id == id)?;
@@ -177,8 +178,8 @@ impl Scheduler {
         })
     }
 
-    /// A member's sequence, wherever it is.
-    fn take_out(&mut self, group: &mut BeamGroup, id: RequestId) -> Option<Sequence> {
+    /// Takes the sequence of a member, wherever it is.
+    fn take_sequence(&mut self, group: &mut BeamGroup, id: RequestId) -> Option<Sequence> {
         if let Some(index) = group.parked.iter().position(|sequence| sequence.id == id) {
             return Some(group.parked.remove(index));
         }
@@ -192,26 +193,26 @@ impl Scheduler {
         let Some(mut group) = self.beam_groups.remove(&leader) else { return };
         let Some((stops, limit)) = group.members.first().and_then(|first| self.terms(&group, *first)) else { return };
         let computed = group.live.first().map_or(0, |beam| beam.tokens.len());
-        group.choose(&stops, computed + 1 == limit);
+        group.select_beams(&stops, computed + 1 == limit);
         if group.is_decided(limit) {
-            return self.answer(group);
+            return self.finish_search(group);
         }
-        self.go_on(&mut group, computed);
+        self.continue_beams(&mut group, computed);
         self.beam_groups.insert(leader, group);
     }
 
-    /// Tokens that end an answer, and the most that a beam may have, prompt included.
+    /// Stop tokens, and the most tokens of a beam, prompt included.
     fn terms(&self, group: &BeamGroup, id: RequestId) -> Option<(Vec<TokenId>, usize)> {
         let running = self.running.iter().map(|run| &run.sequence);
         let mut sequences = group.parked.iter().chain(running).chain(self.waiting.iter());
         sequences.find(|sequence| sequence.id == id).map(Sequence::stop_conditions)
     }
 
-    /// Every request gets its answer, the best one first.
-    fn answer(&mut self, mut group: BeamGroup) {
+    /// Gives each request its answer, the best one to the leader.
+    fn finish_search(&mut self, mut group: BeamGroup) {
         let mut answers = std::mem::take(&mut group.ended).into_iter();
         for id in group.members.clone() {
-            let (Some(sequence), answer) = (self.take_out(&mut group, id), answers.next()) else { continue };
+            let (Some(sequence), answer) = (self.take_sequence(&mut group, id), answers.next()) else { continue };
             if let Some(beam) = &answer {
                 self.answers.observe(beam.tokens.len() - sequence.prompt_tokens, beam.reason == FinishReason::Stop);
             }
@@ -229,9 +230,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives the chosen beams to the group's sequences: the first that follows a beam to the one that holds it, others
-    /// to those that hold nothing any more. All beams have `computed` tokens computed.
-    fn go_on(&mut self, group: &mut BeamGroup, computed: usize) {
+    /// Assigns the new beams to the sequences of the group: the first continuation of a beam to the sequence that
+    /// holds the beam, others to sequences without one. All beams have `computed` tokens computed.
+    fn continue_beams(&mut self, group: &mut BeamGroup, computed: usize) {
         let mut kept: Vec<RequestId> = Vec::new();
         let mut forks: Vec<usize> = Vec::new();
         for (index, beam) in group.live.iter().enumerate() {
@@ -243,35 +244,35 @@ impl Scheduler {
         let mut idle: Vec<RequestId> = group.members.iter().copied().filter(|id| !kept.contains(id)).collect();
         for index in forks {
             let (parent, id) = (group.live[index].request, idle.pop());
-            let Some(mut sequence) = id.and_then(|id| self.take_out(group, id)) else { continue };
+            let Some(mut sequence) = id.and_then(|id| self.take_sequence(group, id)) else { continue };
             sequence.tokens.clone_from(&group.live[index].tokens);
             group.live[index].request = sequence.id;
             self.fork_beam(sequence, parent, computed);
         }
         for id in idle {
-            if let Some(sequence) = self.take_out(group, id) {
+            if let Some(sequence) = self.take_sequence(group, id) {
                 group.parked.push(sequence);
             }
         }
-        let stayed = group.live.iter().filter(|beam| kept.contains(&beam.request));
+        let continued = group.live.iter().filter(|beam| kept.contains(&beam.request));
         let grown: Vec<(RequestId, Option<TokenId>)> =
-            stayed.map(|beam| (beam.request, beam.tokens.last().copied())).collect();
+            continued.map(|beam| (beam.request, beam.tokens.last().copied())).collect();
         for (id, token) in grown {
             self.grow_beam(group, id, token);
         }
     }
 
-    /// Goes on with a beam where it is, or computes it again where its blocks were taken.
+    /// Continues a beam in place, or queues it to be recomputed if its blocks were taken.
     fn grow_beam(&mut self, group: &mut BeamGroup, id: RequestId, token: Option<TokenId>) {
         if let Some(index) = self.running.iter().position(|run| run.sequence.id == id) {
             self.running[index].sequence.tokens.extend(token);
-        } else if let Some(mut sequence) = self.take_out(group, id) {
+        } else if let Some(mut sequence) = self.take_sequence(group, id) {
             sequence.tokens.extend(token);
             self.waiting.push_front(sequence);
         }
     }
 
-    /// Lets a sequence go on from the blocks of its parent, or computes it again where they or places are short.
+    /// Forks a sequence from its parent, or queues it to be recomputed if the parent, blocks or rows are short.
     fn fork_beam(&mut self, sequence: Sequence, parent: RequestId, computed: usize) {
         let parent = self.running.iter().position(|run| run.sequence.id == parent).filter(|_| self.free_rows() > 0);
         let scope = sequence.cache_scope;
@@ -294,7 +295,7 @@ mod tests {
     use super::*;
     use crate::request::Request;
 
-    /// A search by so many beams for at most three tokens behind a prompt of two.
+    /// A search of `width` beams for at most three tokens after a prompt of two.
     fn group(width: u32, length_penalty: f64) -> BeamGroup {
         let beams = BeamSearch { leader: RequestId(0), width, length_penalty };
         let request = Request { beams: Some(beams), ..Request::greedy(RequestId(0), vec![1, 2], 3) };
@@ -327,7 +328,7 @@ mod tests {
         for (width, offered, open) in [(1, [7, 8, 9], 0), (1, [7, 9, 8], 1), (2, [7, 8, 9], 1), (3, [9, 9, 9], 3)] {
             let mut group = group(width, 1.0);
             group.live[0].candidates = Some(candidates(&offered));
-            group.choose(&[7, 8], false);
+            group.select_beams(&[7, 8], false);
             assert_eq!(group.live.len(), open, "{width} {offered:?}");
         }
     }

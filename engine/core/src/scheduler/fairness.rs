@@ -1,26 +1,27 @@
-//! Deficit round robin over tenants: whose request leaves the queue next.
+//! Deficit round robin over tenants (Shreedhar and Varghese 1995): whose request leaves the queue next.
 //!
-//! A tenant's turn gives it [`QUANTUM_TOKENS`]; it may start requests while these last, and pays for a request's prompt
-//! when that starts and for each token generated. A tenant that has nothing waiting keeps its debts and saves nothing.
+//! A tenant at the head of the round gets a quantum of [`QUANTUM_TOKENS`]. It may start requests while its credit is
+//! positive, and pays for the prompt of a request when that starts and for each generated token. A tenant without
+//! waiting requests keeps its debt and earns nothing.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::request::Tenant;
 
-/// Tokens of a turn: a few chunks of a prompt, so that turns change often and a long prompt waits for few of them.
+/// Tokens of a quantum: a few prefill chunks, so that rounds are short and a long prompt waits for few of them.
 const QUANTUM_TOKENS: i64 = 2048;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fairness {
-    /// Tenants with something waiting, the one whose turn it is first.
+    /// Tenants with waiting requests, the one at the head of the round first.
     active: VecDeque<Tenant>,
-    /// Tokens that a tenant may still spend in its turn; below 0 what it owes.
+    /// Tokens that a tenant may still spend; below 0, its debt.
     credit: HashMap<Tenant, i64>,
 }
 
 impl Fairness {
-    /// Whose request is next, of tenants with something waiting. Asking again before anything was spent gives the
-    /// same answer.
+    /// The tenant whose request is next, among those with waiting requests. Asking again before anything is spent
+    /// gives the same answer.
     pub(super) fn next(&mut self, waiting: impl Iterator<Item = Tenant> + Clone) -> Option<Tenant> {
         self.active.retain(|tenant| waiting.clone().any(|other| other == *tenant));
         for tenant in waiting {
@@ -42,7 +43,7 @@ impl Fairness {
         }
     }
 
-    /// A tenant's tokens were computed or generated.
+    /// Charges a tenant for computed or generated tokens.
     pub(super) fn spend(&mut self, tenant: Tenant, tokens: usize) {
         let credit = self.credit.entry(tenant).or_default();
         let had = *credit > 0;
@@ -52,7 +53,7 @@ impl Fairness {
         }
     }
 
-    /// Nobody waits or runs: nobody owes anything.
+    /// Forgets all credit and debt: nothing waits or runs.
     pub(super) fn forget(&mut self) {
         *self = Fairness::default();
     }
@@ -62,7 +63,7 @@ impl Fairness {
 mod tests {
     use super::*;
 
-    /// Who is served, with requests of these sizes always waiting, until `rounds` requests have started.
+    /// Tokens served by tenant, with requests of these sizes always waiting, once `rounds` requests have started.
     fn served(sizes: &[(u32, usize)], rounds: usize) -> HashMap<u32, usize> {
         let (mut fairness, mut served) = (Fairness::default(), HashMap::new());
         for _ in 0..rounds {

@@ -1,4 +1,5 @@
-//! When a request would get its first token, from what is before it and how fast steps are.
+//! Prediction of the time to the first token, from the sequences ahead and the measured speed of steps; and the
+//! prefill budget.
 
 use std::collections::VecDeque;
 
@@ -11,17 +12,17 @@ use crate::policy::Policy;
 use crate::request::{RequestDemand, Tenant};
 use crate::sequence::Running;
 
-/// The golden ratio's fraction: its multiples lie evenly between 0 and 1 however many there are.
+/// Fractional part of the golden ratio: its multiples are evenly spread between 0 and 1, however many there are.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
-/// Draws the lengths of answers, of which each is likely and all together are as spread as those seen.
+/// Samples lengths of answers; together they are spread as the observed ones.
 pub(super) struct LengthSampler {
     hazard: CumulativeHazard,
     quantile: f64,
 }
 
 impl LengthSampler {
-    /// Tokens that an answer of `generated` has still to come, of at most `max_tokens`.
+    /// Tokens that an answer of `generated` tokens still has to come, at most `max_tokens`.
     fn draw(&mut self, generated: usize, max_tokens: usize) -> u64 {
         self.quantile = (self.quantile + GOLDEN).fract();
         self.hazard.remaining(generated, max_tokens, self.quantile) as u64
@@ -29,7 +30,7 @@ impl LengthSampler {
 }
 
 impl Scheduler {
-    /// Seconds until a request that came now would get its first token.
+    /// Predicted seconds to the first token of a request that arrived now.
     pub(super) fn predicted_ttft_seconds(&self, demand: RequestDemand) -> Option<f64> {
         let mut lengths = self.lengths();
         let mut forecast = self.forecast(demand.priority, &mut lengths)?;
@@ -38,18 +39,19 @@ impl Scheduler {
         self.in_service_order(workloads).iter().map(|workload| forecast.admit(workload).first_token).last()
     }
 
-    /// What answers seen so far say of those to come.
+    /// A sampler of the lengths of answers.
     pub(super) fn lengths(&self) -> LengthSampler {
         let hazard = self.answers.hazard(self.running.iter().map(|run| run.sequence.generated()));
         LengthSampler { hazard, quantile: 0.5 }
     }
 
-    /// What waits, in order of arrival.
+    /// The waiting requests, in order of arrival.
     pub(super) fn waiting_workloads(&self, lengths: &mut LengthSampler) -> Vec<Workload> {
         self.waiting.iter().map(|sequence| self.workload(sequence.demand(), sequence.generated(), lengths)).collect()
     }
 
-    /// What runs, as far as one of `priority` does not displace it. Nothing before enough steps were seen.
+    /// The state of a simulation with the running sequences, except for those that a request of this `priority`
+    /// preempts. `None` until enough steps were measured.
     pub(super) fn forecast(&self, priority: i32, lengths: &mut LengthSampler) -> Option<ForecastState<'_>> {
         self.step_time.predict(0, 0)?;
         let runs = |run: &&Running| run.sequence.priority <= self.preemptible_above(priority);
@@ -77,7 +79,7 @@ impl Scheduler {
 
     pub(super) fn workload(&self, demand: RequestDemand, generated: usize, lengths: &mut LengthSampler) -> Workload {
         let answer_tokens = lengths.draw(generated, demand.max_tokens as usize);
-        // Half of the answer on average.
+        // A sequence holds half of its answer on average.
         let tokens = u64::from(demand.prompt_tokens) + answer_tokens / 2;
         Workload {
             demand,
@@ -86,7 +88,7 @@ impl Scheduler {
         }
     }
 
-    /// The order in which these leave the queue, as far as the last one.
+    /// The order in which these leave the queue, up to the last one of `workloads`.
     fn in_service_order(&self, mut workloads: Vec<Workload>) -> Vec<Workload> {
         let Some(last) = workloads.last().map(|workload| workload.demand) else { return workloads };
         match &self.fairness {
@@ -101,26 +103,26 @@ impl Scheduler {
         }
     }
 
-    /// Whether a request that comes now has others before it.
+    /// Whether a request that arrived now would wait for others.
     pub(super) fn would_wait(&self) -> bool {
         self.free_rows() == 0 || !self.waiting.is_empty() || self.has_prefills()
     }
 
-    /// Prompt tokens that make the others wait no longer than they may.
+    /// Prompt tokens that keep the inter-token limit.
     fn prefill_within_limit(&self, decode_rows: u32) -> Option<u32> {
         match self.inter_token_limit {
             InterTokenLimit::Unlimited => None,
             InterTokenLimit::StepMultiple(times) => {
-                Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(UNTRIED_TOKENS))
+                Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(INITIAL_PREFILL_TOKENS))
             }
-            // Between two tokens of a sequence lie as many steps as there are stages.
+            // Between two tokens of a sequence there are as many steps as stages.
             InterTokenLimit::Seconds(seconds) => {
                 self.step_time.prefill_within(seconds / self.stages as f64, decode_rows)
             }
         }
     }
 
-    /// Prompt tokens that a step with so many decoding rows may have.
+    /// Most prompt tokens of a step with this many decode rows.
     pub(super) fn prefill_budget(&self, decode_rows: u32) -> u32 {
         let limit = self.geometry.max_step_tokens.saturating_sub(decode_rows);
         let within =
@@ -130,10 +132,10 @@ impl Scheduler {
     }
 }
 
-/// Prompt tokens beside others' while it is not known how long steps take.
-const UNTRIED_TOKENS: u32 = 128;
+/// Prompt tokens beside decodes until the duration of steps is known.
+const INITIAL_PREFILL_TOKENS: u32 = 128;
 
-/// The order of turns until `tenant` has nothing left.
+/// The order of deficit round robin, until `tenant` has nothing left.
 fn round_robin_order(mut fairness: Fairness, workloads: Vec<Workload>, tenant: Tenant) -> Vec<Workload> {
     let mut queues: Vec<(Tenant, VecDeque<Workload>)> = Vec::new();
     for workload in workloads {
@@ -165,19 +167,19 @@ mod tests {
     use crate::plan::Ticket;
     use crate::request::{Request, RequestId};
 
-    const PLACES: Geometry = Geometry { max_step_rows: 3, max_step_logits: 3, ..GEOMETRY };
+    const THREE_ROWS: Geometry = Geometry { max_step_rows: 3, max_step_logits: 3, ..GEOMETRY };
 
-    /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with places for three sequences, as many of
-    /// which decode as there are `answers`, which may have so many tokens.
+    /// A scheduler on a device whose steps take 4 ms, 0.2 ms for each prompt token and 0.5 ms for each row, with rows
+    /// for three sequences; `answers` are the limits of the running ones.
     fn scheduler(target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         staged(1, target_inter_token_seconds, answers)
     }
 
-    /// The same on so many of them, which take that long each.
+    /// The same with this many pipeline stages, each of which takes that long.
     fn staged(stages: usize, target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         let inter_token_limit = target_inter_token_seconds.map_or(InterTokenLimit::Unlimited, InterTokenLimit::Seconds);
         let config = EngineConfig { inter_token_limit, ..EngineConfig::PLAIN };
-        let mut scheduler = Scheduler::new(PLACES, config).with_stages(stages);
+        let mut scheduler = Scheduler::new(THREE_ROWS, config).with_stages(stages);
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
             let seconds = 0.004 + 0.0002 * f64::from(prefill) + 0.0005 * f64::from(rows);
@@ -200,7 +202,7 @@ mod tests {
         assert!((milliseconds / expected - 1.0).abs() < 0.02, "{milliseconds} ms, not {expected}");
     }
 
-    /// Milliseconds until the first token of a request with so many prompt tokens.
+    /// Predicted milliseconds to the first token of a request with this many prompt tokens.
     fn milliseconds(scheduler: &Scheduler, prompt_tokens: u32) -> f64 {
         let demand = RequestDemand { prompt_tokens, ..RequestDemand::MINIMAL };
         scheduler.predicted_ttft_seconds(demand).expect("steps were measured") * 1e3
@@ -208,7 +210,8 @@ mod tests {
 
     #[test]
     fn a_first_token_comes_after_the_prompts_before_it_and_a_place() {
-        // Two steps of sixteen tokens and one of eight; a step in flight, and one of all tokens beside one that decodes.
+        // Two steps of sixteen tokens and one of eight; a step in flight, and one of all tokens beside one that
+        // decodes.
         assert_near(milliseconds(&scheduler(None, &[]), 40), 2.0 * 7.2 + 5.6);
         assert_near(milliseconds(&scheduler(None, &[10]), 5), 4.6 + 5.5);
         // A prompt that is being computed is before it, too, and its last step has room for both.
@@ -242,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_before_one_that_comes_is_the_policys_affair() {
+    fn the_policy_decides_who_is_before_a_new_request() {
         let order = |policy, who: &[(u32, i32)]| {
-            let scheduler = Scheduler::new(PLACES, EngineConfig { policy, ..EngineConfig::PLAIN });
+            let scheduler = Scheduler::new(THREE_ROWS, EngineConfig { policy, ..EngineConfig::PLAIN });
             let workload = |(index, (tenant, priority)): (u32, &(u32, i32))| {
-                // Of one turn's tokens each; who comes first is known by its length.
+                // One quantum of tokens each; the length tells who came first.
                 let demand =
                     RequestDemand { tenant: Tenant(*tenant), priority: *priority, prompt_tokens: 2048, max_tokens: 1 };
                 Workload { demand, answer_tokens: u64::from(index), blocks: 1 }
@@ -292,11 +295,11 @@ mod tests {
         // 5 ms beside two rows, and 0.2 ms a token.
         assert_eq!([budget(3.0, 0), budget(1e3, 2), budget(1.0, 2)], [1000, 998, 4]);
         assert!((48..=52).contains(&budget(3.0, 2)), "{}", budget(3.0, 2));
-        let geometry = Geometry { max_step_tokens: 1000, ..PLACES };
-        let untried = Scheduler::new(
+        let geometry = Geometry { max_step_tokens: 1000, ..THREE_ROWS };
+        let unmeasured = Scheduler::new(
             geometry,
             EngineConfig { inter_token_limit: InterTokenLimit::StepMultiple(3.0), ..EngineConfig::PLAIN },
         );
-        assert_eq!((untried.prefill_budget(2), untried.prefill_budget(0)), (UNTRIED_TOKENS, 1000));
+        assert_eq!((unmeasured.prefill_budget(2), unmeasured.prefill_budget(0)), (INITIAL_PREFILL_TOKENS, 1000));
     }
 }

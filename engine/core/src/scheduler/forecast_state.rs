@@ -1,8 +1,8 @@
-//! The steps ahead, gone through in strides of like ones: when each of those that run and wait would get its first token.
+//! A simulation of the steps ahead, which predicts when each running and waiting sequence gets its first token. It
+//! jumps over runs of identical steps.
 //!
-//! What it takes for known is the order, the lengths of answers and how long steps take. Places and blocks return when
-//! answers end, and a prompt shares steps with what decodes then, as [`Scheduler::schedule`] would have it. Nothing is
-//! preempted.
+//! Given are the order of service, the lengths of answers and the duration of steps. Rows and blocks are freed when
+//! answers end, and prefill shares steps with decodes as in [`Scheduler::schedule`]. Nothing is preempted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,26 +11,26 @@ use super::Scheduler;
 use crate::executor::MAX_IN_FLIGHT;
 use crate::request::RequestDemand;
 
-/// What has a prompt to compute, and then an answer to generate.
+/// A prompt to compute, and an answer to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Workload {
     pub(super) demand: RequestDemand,
-    /// Tokens to generate after the prompt.
+    /// Tokens of the answer.
     pub(super) answer_tokens: u64,
-    /// Blocks that it takes.
+    /// Blocks that it holds.
     pub(super) blocks: u64,
 }
 
-/// How a job fares, in seconds from now.
+/// When a workload starts and gets its first token, in seconds from now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forecast {
-    /// When it has a place.
+    /// When it is admitted to the batch.
     pub(super) starts: f64,
-    /// When its first token is there.
+    /// When its first token is sampled.
     pub(super) first_token: f64,
 }
 
-/// The state when some step begins.
+/// State at the start of a step.
 #[derive(Clone)]
 pub(super) struct ForecastState<'a> {
     scheduler: &'a Scheduler,
@@ -38,19 +38,20 @@ pub(super) struct ForecastState<'a> {
     step: u64,
     /// Seconds from now.
     seconds: f64,
-    /// Rows of the step that decode.
+    /// Decode rows of the step.
     rows: u32,
-    /// Prompt tokens that the step has already.
+    /// Prompt tokens that are in the step already.
     filled: u64,
-    /// The steps from which on places are free that are taken now, with the blocks that return.
+    /// For each decoding sequence, the step from which its row is free, and the blocks freed then.
     ends: BinaryHeap<Reverse<(u64, u64)>>,
-    /// Places of those whose prompts come first.
+    /// Rows reserved for running sequences whose prefill is not simulated yet.
     reserved: usize,
     blocks: u64,
 }
 
 impl<'a> ForecastState<'a> {
-    /// Before the next step, with places for so many that run and have yet to [go on](Outlook::go_on).
+    /// The state before the next step. `reserved` running sequences have yet to be
+    /// [added](ForecastState::add_prefill).
     pub(super) fn new(scheduler: &'a Scheduler, reserved: usize) -> Option<ForecastState<'a>> {
         let in_flight = scheduler.in_flight.iter().filter(|_| !scheduler.is_pipelined());
         let seconds =
@@ -61,19 +62,19 @@ impl<'a> ForecastState<'a> {
         Some(ForecastState { scheduler, step, seconds, rows, filled, ends, reserved, blocks })
     }
 
-    /// One decodes: for so many tokens yet, the one being drawn among them, in so many blocks.
+    /// Adds a decoding sequence with this many tokens to come, including the one being sampled, and this many blocks.
     pub(super) fn add_decode(&mut self, tokens: u64, blocks: u64) {
         self.ends.push(Reverse((self.scheduler.stages as u64 * tokens.max(1), blocks)));
         self.rows = self.decode_rows();
     }
 
-    /// One that has its place and its blocks goes on with its prompt.
+    /// Adds a running sequence that continues its prefill.
     pub(super) fn add_prefill(&mut self, workload: &Workload) {
         self.prefill(workload);
         self.reserved -= 1;
     }
 
-    /// One leaves the queue.
+    /// Admits a sequence from the queue, as soon as it has a row and blocks.
     pub(super) fn admit(&mut self, workload: &Workload) -> Forecast {
         while !self.has_room(workload.blocks) && !self.ends.is_empty() {
             self.advance(self.like_steps());
@@ -82,7 +83,7 @@ impl<'a> ForecastState<'a> {
         Forecast { starts: self.seconds, first_token: self.prefill(workload) }
     }
 
-    /// Nobody leaves the queue before so many seconds from now.
+    /// Advances to `seconds` from now, with nothing admitted until then.
     pub(super) fn advance_until(&mut self, seconds: f64) {
         while self.seconds < seconds && !self.ends.is_empty() {
             let steps = ((seconds - self.seconds) / self.step_seconds()).ceil() as u64;
@@ -98,7 +99,7 @@ impl<'a> ForecastState<'a> {
         running < geometry.max_step_rows as usize && blocks + spare <= self.blocks
     }
 
-    /// Goes on to the step that computes the last of the prompt, and through its stages: seconds until then.
+    /// Simulates the prefill, through all stages. Returns the seconds until it is done.
     fn prefill(&mut self, workload: &Workload) -> f64 {
         let mut left = u64::from(workload.demand.prompt_tokens.max(1));
         loop {
@@ -112,20 +113,21 @@ impl<'a> ForecastState<'a> {
             self.advance(steps);
         }
         self.filled += left;
-        // Seen when it was drawn, each token after the first a round of the stages later.
+        // The row is free when the last token was collected; each token after the first takes one more round of the
+        // stages.
         let (stages, rounds) = (self.scheduler.stages as u64, workload.answer_tokens.saturating_sub(1));
         let seen = stages.max(MAX_IN_FLIGHT as u64);
         self.ends.push(Reverse((self.step + stages * rounds + seen, workload.blocks)));
         self.seconds + self.scheduler.stages as f64 * self.step_seconds()
     }
 
-    /// Prompt tokens that the step may have yet.
+    /// Prompt tokens that still fit the step.
     fn prefill_room(&self) -> u64 {
         let budget = u64::from(self.scheduler.prefill_budget(self.rows));
         budget.max(u64::from(self.ends.is_empty())).saturating_sub(self.filled)
     }
 
-    /// Through so many steps, all of them like this one.
+    /// Advances by this many identical steps.
     fn advance(&mut self, steps: u64) {
         self.seconds += steps as f64 * self.step_seconds();
         self.step += steps;
@@ -141,7 +143,7 @@ impl<'a> ForecastState<'a> {
         self.scheduler.step_time.predict(self.filled as u32, self.rows).unwrap_or_default()
     }
 
-    /// Steps that are like this one.
+    /// Number of steps that are identical to this one.
     fn like_steps(&self) -> u64 {
         match self.ends.peek().filter(|_| self.filled == 0) {
             Some(Reverse((end, _))) => end - self.step,
@@ -149,7 +151,7 @@ impl<'a> ForecastState<'a> {
         }
     }
 
-    /// Rows of a step that decode where all that do are divided among the stages.
+    /// Decode rows of a step: the decoding sequences are divided among the stages.
     fn decode_rows(&self) -> u32 {
         self.ends.len().div_ceil(self.scheduler.stages) as u32
     }

@@ -1,7 +1,7 @@
-//! How long a step waits for what constraints allow.
+//! How long a step waits for token masks.
 //!
-//! Masks are found beside the model's computing, and one that takes longer makes all sequences of the step wait for one
-//! of them. So a step waits little, and the sequence misses its turn.
+//! Masks are computed while the model computes. A mask that takes longer would delay all sequences of the step, so a
+//! step waits for a short time and then defers the sequence.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use super::Scheduler;
 use crate::engine::InterTokenLimit;
 use crate::update::StepStats;
 
-/// Without a target: of the time that the step takes itself. Tokens of the others come at most that much later, which
-/// nobody sees, and most masks take far less.
+/// Without a target: this multiple of the duration of the step. The tokens of the others are delayed by that much at
+/// most, which nobody notices, and most masks take far less.
 const STEP_SHARE: f64 = 1.5;
-/// Whatever was measured.
+/// Minimum.
 const MIN_SECONDS: f64 = 0.001;
-/// Before steps were measured.
+/// Default, until steps were measured.
 const INITIAL_SECONDS: f64 = 0.05;
 
 impl Scheduler {
-    /// How long a step waits, from its beginning: as long as the target between tokens allows.
+    /// How long a step waits, from its start: as long as the target between tokens allows.
     pub(super) fn mask_timeout(&self, step: &StepStats) -> Duration {
         let target = if let InterTokenLimit::Seconds(seconds) = self.inter_token_limit { Some(seconds) } else { None };
         let seconds = match self.step_time.predict(step.prefill_tokens, step.decode_tokens) {

@@ -1,4 +1,4 @@
-//! The order of service: what the [`Policy`] means for those that run and those that wait.
+//! The order of service that the [`Policy`] defines, for running and for waiting sequences.
 
 use super::Scheduler;
 use crate::policy::Policy;
@@ -6,11 +6,11 @@ use crate::sequence::{RunId, Running};
 
 /// Waiting requests among which the longest cached prefix is looked for.
 const LOOKAHEAD: usize = 16;
-/// Seconds after which a request is not passed over any more for longer prefixes.
+/// Seconds after which a request is no longer passed over for longer prefixes.
 const MAX_PASSED_OVER_SECONDS: f64 = 2.0;
 
 impl Scheduler {
-    /// Running sequences, the first to be served first.
+    /// Running sequences in order of service.
     pub(super) fn service_order(&self) -> Vec<RunId> {
         let mut order: Vec<_> = self.running.iter().map(|run| self.service_rank(run)).collect();
         if matches!(self.policy, Policy::Priority { .. }) {
@@ -19,13 +19,13 @@ impl Scheduler {
         order.into_iter().map(|(_, run_id)| run_id).collect()
     }
 
-    /// A running sequence's place in the order: lower is served first and preempted last.
+    /// Position of a running sequence in the order: lower ones are served first and preempted last.
     pub(super) fn service_rank(&self, run: &Running) -> (i32, RunId) {
         let priority = if matches!(self.policy, Policy::Priority { .. }) { run.sequence.priority } else { 0 };
         (priority, run.id)
     }
 
-    /// Index of the waiting request that is admitted next.
+    /// Index of the waiting request to admit next.
     pub(super) fn next_waiting(&mut self, now: f64) -> Option<usize> {
         match self.policy {
             Policy::Fcfs => (!self.waiting.is_empty()).then_some(0),
@@ -38,8 +38,8 @@ impl Scheduler {
         }
     }
 
-    /// Preempts running sequences for a waiting one that is more urgent by more than the threshold and would not find a
-    /// place or blocks.
+    /// Preempts running sequences for a waiting one that is more urgent by more than the threshold, if it finds no
+    /// row or not enough blocks otherwise.
     pub(super) fn preempt_for_urgent(&mut self) {
         if !matches!(self.policy, Policy::Priority { .. }) {
             return;
@@ -58,7 +58,7 @@ impl Scheduler {
         }
     }
 
-    /// Running sequences of higher priority than this make way for waiting ones of `priority`.
+    /// Running sequences with a priority value above this are preempted for waiting ones of `priority`.
     pub(super) fn preemptible_above(&self, priority: i32) -> i32 {
         match self.policy {
             Policy::Priority { preemption_threshold } => priority.saturating_add_unsigned(preemption_threshold),
@@ -66,7 +66,7 @@ impl Scheduler {
         }
     }
 
-    /// When the oldest waiting request came.
+    /// Arrival of the oldest waiting request.
     pub(super) fn oldest_arrival_seconds(&self) -> Option<f64> {
         self.waiting.iter().map(|sequence| sequence.arrival_seconds).min_by(f64::total_cmp)
     }

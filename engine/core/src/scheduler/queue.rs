@@ -1,26 +1,26 @@
-//! Requests that wait, in order of arrival with preempted ones before all others, and how much may wait.
+//! The waiting queue: requests in order of arrival, preempted ones before all others; and its limits.
 
 use std::collections::VecDeque;
 
 use crate::request::{RejectReason, RequestId};
 use crate::sequence::Sequence;
 
-/// How much may wait. What is beyond it is refused at once, while its client can still go elsewhere.
+/// Limits of the waiting queue. Requests beyond them are rejected at once, while the client can still go elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueLimits {
-    /// Most requests that wait beyond the free places in the running batch.
+    /// Most waiting requests, beyond the free rows of the running batch.
     pub max_waiting_requests: u32,
-    /// Most prompt tokens that wait. A single request may exceed it when nothing else waits.
+    /// Most waiting prompt tokens. A single request may exceed it if nothing else waits.
     pub max_queued_prompt_tokens: u64,
-    /// Longest predicted time to the first token of a request that has to wait.
+    /// Longest predicted time to the first token of a request that has to wait, seconds.
     pub max_predicted_ttft_seconds: Option<f64>,
 }
 
 impl QueueLimits {
-    /// Refuses `requests` that come together, with `prompt_tokens` in all, where an idle engine with so many `places` in
-    /// its batch would refuse some of them: coming again would not help.
-    pub fn admit_together(&self, requests: u32, prompt_tokens: u64, places: u32) -> Result<(), RejectReason> {
-        let most = self.max_waiting_requests.saturating_add(places);
+    /// Rejects `requests` that arrive together, with `prompt_tokens` tokens in all, if an idle engine with
+    /// `max_running` rows would reject some of them: a retry would be in vain.
+    pub fn admit_together(&self, requests: u32, prompt_tokens: u64, max_running: u32) -> Result<(), RejectReason> {
+        let most = self.max_waiting_requests.saturating_add(max_running);
         if requests > most {
             return Err(RejectReason::TooMany { requests, limit: most });
         }
@@ -44,7 +44,7 @@ impl Queue {
         Queue { limits, sequences: VecDeque::new(), prompt_tokens: 0 }
     }
 
-    /// Whether this one may wait, too, when the batch has room for `free_rows` sequences.
+    /// Whether a request may wait, if the running batch has `free_rows` free rows.
     pub(super) fn admits(&self, sequence: &Sequence, free_rows: usize) -> Result<(), RejectReason> {
         let many = self.len() >= self.limits.max_waiting_requests as usize + free_rows;
         let long = self.prompt_tokens + sequence.backlog_tokens as u64 > self.limits.max_queued_prompt_tokens;
@@ -54,12 +54,12 @@ impl Queue {
         }
     }
 
-    /// Whether it matters how long a request would wait.
+    /// Whether the time to the first token is limited.
     pub(super) fn bounds_ttft(&self) -> bool {
         self.limits.max_predicted_ttft_seconds.is_some()
     }
 
-    /// Whether one may wait whose first token is predicted to come after so many seconds.
+    /// Rejects a request whose predicted time to the first token is above the limit.
     pub(super) fn is_in_time(&self, predicted_ttft_seconds: Option<f64>) -> Result<(), RejectReason> {
         match (predicted_ttft_seconds, self.limits.max_predicted_ttft_seconds) {
             (Some(predicted), Some(limit)) if predicted > limit => {
@@ -70,8 +70,9 @@ impl Queue {
         }
     }
 
-    /// Whether one with so many prompt tokens might come where as many `waiting` ones with so many `queued_tokens` are
-    /// foreseen, and its first token `after_seconds`: half of what is allowed may be taken, as the rest comes otherwise.
+    /// Whether a request is likely to be admitted at a time when `waiting` requests with `queued_tokens` prompt
+    /// tokens are predicted to wait, and its first token after `after_seconds`. Uses half of the limits, as
+    /// predictions err.
     pub(super) fn has_room(&self, waiting: usize, queued_tokens: u64, prompt_tokens: u32, after_seconds: f64) -> bool {
         let QueueLimits { max_waiting_requests, max_queued_prompt_tokens, max_predicted_ttft_seconds } = self.limits;
         let few = waiting <= max_waiting_requests as usize / 2;
@@ -79,13 +80,13 @@ impl Queue {
         few && short && max_predicted_ttft_seconds.is_none_or(|limit| waiting == 0 || after_seconds <= limit / 2.0)
     }
 
-    /// Behind all others: a new arrival.
+    /// Adds a new arrival at the end.
     pub(super) fn push_back(&mut self, sequence: Sequence) {
         self.prompt_tokens += sequence.backlog_tokens as u64;
         self.sequences.push_back(sequence);
     }
 
-    /// Before all others: one that was preempted.
+    /// Adds a preempted sequence at the front.
     pub(super) fn push_front(&mut self, sequence: Sequence) {
         self.prompt_tokens += sequence.backlog_tokens as u64;
         self.sequences.push_front(sequence);

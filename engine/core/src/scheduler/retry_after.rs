@@ -1,7 +1,7 @@
-//! When those that were refused may come again: each in its turn.
+//! When rejected requests may be retried, one after another.
 //!
-//! All who are refused at once and told the same time come back at once, and most of them in vain. So a promise counts those
-//! that were made before it and are not due yet: as requests that come then.
+//! Clients that are rejected together and told the same time return together, most of them in vain. So each
+//! prediction includes the retries that were promised before and are not due yet, as requests that arrive then.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -9,12 +9,12 @@ use std::ops::RangeInclusive;
 use super::Scheduler;
 use crate::request::RequestDemand;
 
-/// What is promised at least and at most, seconds.
+/// Range of the answers, seconds.
 const RETRY_AFTER_SECONDS: RangeInclusive<u32> = 1..=60;
-/// Promises that are remembered. Later ones are due with the last of them.
+/// Retries that are remembered. Beyond that, all are told the time of the last one.
 const REMEMBERED: usize = 256;
 
-/// Promises that are not due, in the order in which they will be.
+/// Pending retries, in order of their times.
 #[derive(Debug, Default)]
 pub(super) struct RetryTimes {
     pending: VecDeque<RetryTime>,
@@ -36,15 +36,15 @@ impl RetryTimes {
         self.pending.push_back(RetryTime { due_seconds, demand });
     }
 
-    /// When the last one is due, if there are as many as are remembered.
+    /// Time of the last retry, if as many are pending as are remembered.
     fn last_if_full(&self) -> Option<f64> {
         self.pending.get(REMEMBERED - 1).map(|retry| retry.due_seconds)
     }
 }
 
 impl Scheduler {
-    /// A whole number of seconds after which a request that was refused is likely to be admitted, behind those that run, wait
-    /// or were promised so before.
+    /// A whole number of seconds after which a rejected request is likely to be admitted, after those that run, that
+    /// wait, or that were told to retry before.
     pub(crate) fn retry_after_seconds(&mut self, demand: RequestDemand, now: f64) -> u32 {
         self.retry_times.forget_due(now);
         if let Some(last) = self.retry_times.last_if_full() {
@@ -55,12 +55,12 @@ impl Scheduler {
         seconds
     }
 
-    /// The first second at which there is room for it: as the last of those that are foreseen to come.
+    /// The first second at which there is room for the request, after all others that are predicted to arrive.
     fn first_admissible_second(&self, demand: RequestDemand, now: f64) -> Option<u32> {
         let mut lengths = self.lengths();
         let mut forecast = self.forecast(demand.priority, &mut lengths)?;
         let waiting = self.waiting_workloads(&mut lengths);
-        // Who waits has no place before it starts.
+        // A waiting request has no row before it starts.
         let mut starts: Vec<(f64, u32)> =
             waiting.iter().map(|workload| (forecast.admit(workload).starts, workload.demand.prompt_tokens)).collect();
         let mut last = 0.0;
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_are_forgotten_when_they_are_due_and_a_crowd_is_told_the_last_one() {
+    fn retry_times_are_forgotten_when_they_are_due_and_a_crowd_is_told_the_last_one() {
         let mut retry_times = RetryTimes::default();
         (1..=3).for_each(|due| retry_times.add(f64::from(due), RequestDemand::MINIMAL));
         retry_times.forget_due(2.0);

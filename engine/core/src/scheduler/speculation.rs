@@ -1,12 +1,15 @@
-//! Whether guessing pays, and how far: what is known of how well draft tokens hold, against what computing them costs.
+//! Whether speculative decoding pays, and how many draft tokens: the acceptance rate against the cost of
+//! verification.
 //!
-//! Guess number `n` of a sequence is of use with the probability that it and all before it hold, `acceptance_rate^n`. It pays if
-//! the step's tokens per second are more with it than without: if that probability is above the share of a token that
-//! the step would give in the time that a draft token takes. Free draft tokens are made and scored all the time, so that a
-//! sequence whose draft tokens begin to hold is noticed without computing any; costly ones are tried again now and then.
+//! Draft token number `n` of a sequence is useful with the probability that it and all before it are accepted,
+//! `rate^n`. It pays if tokens per second are higher with it than without: if that probability is above the fraction
+//! of a token that the step would generate in the time that verifying the draft token takes. Free proposals are made
+//! and compared all the time, so that a rising acceptance rate is noticed without computing anything; costly ones are
+//! retried now and then.
 //!
-//! A draft token follows known tokens. So steps with draft tokens do not overlap where a step feeds on the one before, and while no
-//! sequence draft tokens, all do. Steps of different sequences do not hang on each other's draft tokens.
+//! Draft tokens follow known tokens. So a step with draft tokens does not overlap the step before it if it depends on
+//! that step's samples; while no sequence has draft tokens, all steps overlap. Steps of different pipeline stages
+//! have different sequences, and do not depend on each other.
 
 use super::Scheduler;
 use crate::draft::{DraftRequest, DraftTree, MAX_DRAFT_TOKENS, Proposer};
@@ -14,47 +17,47 @@ use crate::request::{RequestId, TokenId};
 use crate::sequence::Running;
 use crate::update::DraftStats;
 
-/// Weight of the last draft token in what is known of a sequence's draft tokens, and of all of them.
+/// Weight of the newest outcome in the acceptance rate of a sequence, and of all sequences.
 const SEQUENCE_WEIGHT: f64 = 0.1;
 const ENGINE_WEIGHT: f64 = 0.02;
-/// Share of draft tokens that hold, before any was made.
+/// Acceptance rate before any observation.
 const INITIAL_ACCEPTANCE: f64 = 0.5;
-/// What a draft token is taken to cost before any was computed: this share of a step's time for a token.
+/// Cost of a draft token before any was measured: this fraction of the duration of a step per row.
 const INITIAL_COST: f64 = 0.35;
-/// The least that it is taken to cost, whatever was measured.
+/// Lower bound of the cost, whatever was measured.
 const MIN_COST: f64 = 0.05;
-/// How much better than doing without draft tokens have to look.
+/// How much better than its cost a draft token has to look.
 const MARGIN: f64 = 1.15;
-/// Tokens after which a sequence that had no draft token is asked about again: doubled each time, up to the second.
+/// Tokens after which a sequence without a proposal is tried again: doubled each time, up to the longest pause.
 const FIRST_PAUSE_TOKENS: usize = 1;
 const LONGEST_PAUSE_TOKENS: usize = 16;
-/// Tokens after which a costly draft token is tried again that did not pay.
+/// Tokens after which a costly proposal that did not pay is tried again.
 const TRIAL_TOKENS: usize = 128;
 
-/// What is drafted of one sequence.
+/// Draft tokens of one sequence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DraftState {
-    /// What follows the known tokens.
+    /// Draft tokens after the known tokens.
     tree: DraftTree,
-    /// Share of draft tokens that held; absent before any.
+    /// Acceptance rate; `None` before any observation.
     acceptance_rate: Option<f64>,
-    /// Tokens of the sequence from which on it is asked about again.
+    /// Length of the sequence from which on the proposer is asked again.
     resume_at: usize,
     pause_tokens: usize,
 }
 
-/// Guessing for all sequences.
+/// Speculative decoding of all sequences.
 #[derive(Debug)]
 pub(super) struct Speculation {
     proposer: Box<dyn Proposer>,
     max_tokens: usize,
-    /// Share of draft tokens that held, of all sequences.
+    /// Acceptance rate of all sequences.
     acceptance_rate: f64,
     stats: DraftStats,
 }
 
 impl Scheduler {
-    /// Draft tokens from now on.
+    /// Sets the proposer.
     pub(crate) fn set_proposer(&mut self, proposer: Box<dyn Proposer>, max_tokens: u32) {
         let max_tokens = (max_tokens as usize).min(MAX_DRAFT_TOKENS);
         self.speculation = Some(Speculation {
@@ -69,8 +72,8 @@ impl Scheduler {
         self.speculation.as_ref().map_or_else(DraftStats::default, |speculation| speculation.stats)
     }
 
-    /// Whether the next step has to wait for those in flight: its draft tokens follow what they draw, or theirs are not
-    /// judged yet.
+    /// Whether the next step has to wait for those in flight: because its draft tokens follow what they sample, or
+    /// because theirs are not verified yet.
     pub(super) fn waits_for_results(&self) -> bool {
         let waits = !self.in_flight.is_empty() && !self.is_pipelined();
         let Some(speculation) = self.speculation.as_ref().filter(|_| waits) else { return false };
@@ -79,7 +82,7 @@ impl Scheduler {
             || self.running.iter().any(|run| speculation.wants_draft(run, min_acceptance))
     }
 
-    /// Asks for costly draft tokens, which are made only to be computed.
+    /// Requests costly proposals, which are made only to be verified.
     pub(super) fn propose_costly_drafts(&mut self) {
         let min_acceptance = self.min_acceptance();
         let Some(speculation) = self.speculation.as_mut().filter(|speculation| !speculation.proposer.is_free()) else {
@@ -92,7 +95,7 @@ impl Scheduler {
         speculation.propose(asked);
     }
 
-    /// Asks for free draft tokens, which are made to be scored, too.
+    /// Requests free proposals, which are also made to measure the acceptance rate.
     pub(super) fn propose_free_drafts(&mut self) {
         let Some(speculation) = self.speculation.as_mut().filter(|speculation| speculation.proposer.is_free()) else {
             return;
@@ -100,21 +103,21 @@ impl Scheduler {
         speculation.propose(self.running.iter_mut().filter(|run| run.draft.is_due(run)).collect());
     }
 
-    /// Tokens of a step that no draft token takes: half, where prompts are computed or wait. They would starve otherwise, for as long
-    /// as draft tokens hold.
+    /// Tokens of a step that draft tokens must leave free: half, if prompts are being computed or wait. They would
+    /// starve as long as draft tokens are accepted.
     pub(super) fn reserved_for_prompts(&self) -> usize {
         let some = !self.waiting.is_empty() || self.has_prefills();
         if some { self.geometry.max_step_tokens as usize / 2 } else { 0 }
     }
 
-    /// The draft tokens that the next step computes for the sequence at `index`, with blocks for them: those that pay by
-    /// `min_acceptance`, at most `room`.
+    /// The draft tokens that the next step verifies for the sequence at `index`, with blocks for them: those with an
+    /// acceptance probability above `min_acceptance`, at most `room`.
     pub(super) fn draft(&mut self, index: usize, room: usize, min_acceptance: f64) -> DraftTree {
         let headroom = self.running.len();
         let (run, Some(speculation)) = (&mut self.running[index], &self.speculation) else {
             return DraftTree::default();
         };
-        // What was put off is drawn first: behind each draft token there would be more to know in time.
+        // A deferred token is sampled first: each draft token would need one more mask in time.
         if !run.is_decoding() || run.is_deferred() || run.draft.tree.is_empty() {
             return DraftTree::default();
         }
@@ -125,7 +128,7 @@ impl Scheduler {
         run.draft.tree.first(count.min(covered - known))
     }
 
-    /// The sequence at `index` got `tokens`, for `drafted` draft tokens that were computed.
+    /// The sequence at `index` got `tokens`, in a row with `drafted` draft tokens.
     pub(super) fn record_verification(&mut self, index: usize, tokens: &[TokenId], drafted: usize) {
         let Some(speculation) = &mut self.speculation else { return };
         let run = &mut self.running[index];
@@ -137,14 +140,14 @@ impl Scheduler {
         }
     }
 
-    /// The request has ended.
+    /// The request has finished.
     pub(super) fn forget_drafts(&mut self, request: RequestId) {
         if let Some(speculation) = &mut self.speculation {
             speculation.proposer.forget(request);
         }
     }
 
-    /// The probability of holding from which on computing a draft token pays.
+    /// The acceptance probability above which a draft token pays.
     pub(super) fn min_acceptance(&self) -> f64 {
         if self.speculation.is_none() {
             return f64::INFINITY;
@@ -159,7 +162,7 @@ impl Scheduler {
 }
 
 impl Speculation {
-    /// Whether a step should wait to compute draft tokens for this sequence.
+    /// Whether a step should wait in order to verify draft tokens of this sequence.
     fn wants_draft(&self, run: &Running, min_acceptance: f64) -> bool {
         let decodes = run.has_prompt() && run.uncomputed() <= 1 && run.sequence.draft_limit() > 0;
         let (pays, made) = (self.share(&run.draft) > min_acceptance, !run.draft.tree.is_empty());
@@ -171,7 +174,7 @@ impl Speculation {
         draft.acceptance_rate.unwrap_or(self.acceptance_rate)
     }
 
-    /// Leading draft tokens that pay; a costly one is made for at least one to be tried.
+    /// Number of leading draft tokens that pay. At least one after a costly proposal, to try it.
     fn count(&self, draft: &DraftState, min_acceptance: f64) -> usize {
         let share = self.share(draft);
         let pays = |node: &usize| share.powi(draft.tree.path(*node as u32).len() as i32) > min_acceptance;
@@ -219,8 +222,8 @@ impl DraftState {
         useful && self.tree.is_empty() && run.sequence.tokens.len() >= self.resume_at
     }
 
-    /// A free draft token was made of a sequence of so many tokens. It is made again when it has failed, or in a while where
-    /// there was none.
+    /// Stores a free proposal for a sequence of `tokens` tokens. The next one is due when it has failed, or after a
+    /// pause if it is empty.
     fn set_free(&mut self, tree: DraftTree, tokens: usize) {
         let pause = if tree.is_empty() { 2 * self.pause_tokens } else { FIRST_PAUSE_TOKENS };
         self.pause_tokens = pause.clamp(FIRST_PAUSE_TOKENS, LONGEST_PAUSE_TOKENS);
@@ -228,7 +231,7 @@ impl DraftState {
         self.tree = tree;
     }
 
-    /// A costly draft token was made. Where it does not pay it is tried again in a while.
+    /// Stores a costly proposal. If it does not pay, the next one is due after a while.
     fn set_costly(&mut self, tree: DraftTree, tokens: usize) {
         self.resume_at = tokens + TRIAL_TOKENS;
         self.tree = tree;

@@ -1,4 +1,4 @@
-//! A step while it is put together, within its budgets.
+//! Builds a step within its budgets of tokens and logits.
 
 use crate::draft::DraftTree;
 use crate::executor::Geometry;
@@ -7,26 +7,26 @@ use crate::plan::{PlanRow, StepPlan};
 use crate::sequence::{RunId, Running};
 use crate::update::StepStats;
 
-/// A decided step: the plan for the executor, and what the scheduler keeps to understand the results.
+/// A scheduled step: the plan for the executor, and what is needed to interpret its output.
 #[derive(Debug)]
 pub(crate) struct ScheduledStep {
     pub(crate) plan: StepPlan,
     pub(crate) rows: Vec<ScheduledRow>,
-    /// Stays whose blocks the step copies from.
+    /// Runs from whose blocks the step copies.
     pub(crate) copy_sources: Vec<RunId>,
     pub(crate) stats: StepStats,
 }
 
-/// A row of a step, as the scheduler remembers it.
+/// A row of a scheduled step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScheduledRow {
     pub(super) run_id: RunId,
     /// Index of its first token in the sequence.
     pub(super) first: usize,
-    /// Leading tokens of the sequence that are computed once the step is.
+    /// Leading tokens of the sequence that are computed after the step.
     pub(super) end: usize,
     pub(super) samples: bool,
-    /// Draft tokens that it computes behind them.
+    /// Draft tokens of the row.
     pub(super) drafted: usize,
 }
 
@@ -34,13 +34,13 @@ pub(super) struct StepBuilder {
     block_tokens: usize,
     tokens_left: usize,
     logits_left: usize,
-    /// Decodes that found no block and count on those that are on their way back.
+    /// Sequences that found no block for their next token and wait for blocks that steps in flight release.
     pub(super) without_block: usize,
     step: ScheduledStep,
 }
 
 impl StepBuilder {
-    /// An empty one, for about as many `rows`.
+    /// An empty step, with capacity for about `rows` rows.
     pub(super) fn new(geometry: &Geometry, rows: usize) -> StepBuilder {
         StepBuilder {
             block_tokens: geometry.block_tokens as usize,
@@ -56,34 +56,34 @@ impl StepBuilder {
         }
     }
 
-    /// Whether it has a row of the sequence that stays as `run_id`.
+    /// Whether it has a row of this run.
     pub(super) fn has(&self, run_id: RunId) -> bool {
         self.step.rows.iter().any(|row| row.run_id == run_id)
     }
 
-    /// Room for a token and its logits at least. Rows are not counted: no more sequences run than a step may have
-    /// rows.
+    /// Whether there is room for one token with its logits. Rows are not counted: there are never more running
+    /// sequences than a step may have rows.
     pub(super) fn has_room(&self) -> bool {
         self.tokens_left > 0 && self.logits_left > 0
     }
 
-    /// Room for draft tokens beside which so many tokens have to fit.
+    /// Room for draft tokens if `others` tokens have to fit beside them.
     pub(super) fn draft_room(&self, others: usize) -> usize {
         self.tokens_left.min(self.logits_left).saturating_sub(1 + others)
     }
 
-    /// As many of the sequence's next tokens as the budget allows.
+    /// How many of the next tokens of a sequence fit.
     pub(super) fn room_for(&self, run: &Running) -> usize {
         let most = if run.needs_prompt_logits() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
         run.uncomputed().min(most)
     }
 
-    /// Adds these, as far as the sequence has blocks for them.
+    /// Adds as many of them as the sequence has blocks for.
     pub(super) fn push(&mut self, run: &Running) {
         self.push_drafted(run, DraftTree::default());
     }
 
-    /// The same with draft tokens behind them, for which there is room.
+    /// The same with draft tokens, which must fit.
     pub(super) fn push_drafted(&mut self, run: &Running, draft: DraftTree) {
         let drafted = draft.len();
         let count = self.room_for(run).min(run.covered_uncomputed(self.block_tokens));
@@ -97,22 +97,22 @@ impl StepBuilder {
         self.step.plan.rows.push(row);
     }
 
-    /// Leaves room for so many tokens at most.
+    /// Limits the remaining tokens.
     pub(super) fn limit(&mut self, tokens: usize) {
         self.tokens_left = self.tokens_left.min(tokens);
     }
 
-    /// Decoding sequences in it.
+    /// Decode rows in the step.
     pub(super) fn decode_rows(&self) -> u32 {
         self.step.stats.decode_tokens
     }
 
-    /// A block of the sequence that stays as `run_id` is copied before the step computes anything.
+    /// The step copies a block of this run before it computes.
     pub(super) fn add_copy_source(&mut self, run_id: RunId) {
         self.step.copy_sources.push(run_id);
     }
 
-    /// The step, unless it is empty, with the blocks that have to be moved for it.
+    /// The step, with the block moves that it needs; `None` if it is empty.
     pub(super) fn build(mut self, kv: &mut KvCache) -> Option<ScheduledStep> {
         if self.step.rows.is_empty() {
             return None;

@@ -1,32 +1,34 @@
-//! How long a step will take: learned from the steps there were.
+//! Predicts the duration of a step, learned from earlier steps.
 //!
-//! A linear model, `base + prefill · tokens + decode · rows + draft · drafted`, fitted by recursive least squares with
-//! forgetting, so that it follows contexts that grow and machines that get busy. Of what is not seen for long, such as prompts
-//! while all decode, the last that was known stays. It predicts nothing before it has seen enough.
+//! A linear model, `base + prefill · tokens + decode · rows + draft · draft tokens`, fitted by recursive least
+//! squares with forgetting, so that it follows growing contexts and busy machines. A coefficient that has no data for
+//! long, such as that of prefill while all sequences decode, keeps its last value. There is no prediction until
+//! enough steps were seen.
 
-/// Weight of an observation after the next one: about two hundred steps are remembered.
+/// Weight of an observation relative to the next one: about two hundred steps are remembered.
 const FORGETTING: f64 = 0.995;
-/// Information about each feature at the start, in observations of one unit: next to none.
+/// Initial information about each feature, in observations of one unit: almost none.
 const INITIAL_INFORMATION: f64 = 1e-5;
-/// And in the end of what is seen no more: enough for one odd step not to turn it over.
-const LEAST_INFORMATION: f64 = 1e-3;
-/// Steps seen before the model is believed.
+/// Least information about a feature, so that one odd step does not overturn a coefficient that had no data for long.
+const MIN_INFORMATION: f64 = 1e-3;
+/// Steps to observe before the model is used.
 const ENOUGH_STEPS: u32 = 8;
-/// Units of the features, so that all are of the order of one.
+/// Units of the features, so that all have the same order of magnitude.
 const TOKENS: f64 = 256.0;
 const ROWS: f64 = 16.0;
 const DRAFT_TOKENS: f64 = 16.0;
-/// Features: one, prompt tokens, decoding rows, draft tokens.
+/// Number of features: constant, prompt tokens, decode rows, draft tokens.
 const FEATURES: usize = 4;
 
 type Square = [[f64; FEATURES]; FEATURES];
 
-/// The learned model.
+/// The fitted model.
 #[derive(Clone, Debug)]
 pub(super) struct StepTimeModel {
-    /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows, for [`DRAFT_TOKENS`] draft tokens.
+    /// Coefficients, in seconds: for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decode rows, for
+    /// [`DRAFT_TOKENS`] draft tokens.
     seconds: [f64; FEATURES],
-    /// Products of the features of the steps seen, added up.
+    /// Weighted sum of the outer products of the features.
     information: Square,
     steps: u32,
     prefill_steps: u32,
@@ -40,13 +42,13 @@ impl StepTimeModel {
         StepTimeModel { seconds: [0.0; FEATURES], information, steps: 0, prefill_steps: 0, draft_steps: 0 }
     }
 
-    /// A step of so many prompt tokens, decoding rows and draft tokens took so long.
+    /// Adds an observed step.
     pub(super) fn observe(&mut self, prefill_tokens: u32, decode_rows: u32, draft_tokens: u32, seconds: f64) {
         let x = features(prefill_tokens, decode_rows, draft_tokens);
         let error = seconds - dot(self.seconds, x);
         for i in 0..FEATURES {
             self.information[i].iter_mut().zip(x).for_each(|(sum, x_j)| *sum = FORGETTING * *sum + x[i] * x_j);
-            self.information[i][i] += (1.0 - FORGETTING) * LEAST_INFORMATION;
+            self.information[i][i] += (1.0 - FORGETTING) * MIN_INFORMATION;
         }
         let gain = solve(self.information, x);
         self.seconds.iter_mut().zip(gain).for_each(|(seconds, gain)| *seconds += gain * error);
@@ -55,23 +57,24 @@ impl StepTimeModel {
         self.draft_steps = self.draft_steps.saturating_add(u32::from(draft_tokens > 0));
     }
 
-    /// Seconds of a step, once there is something to go by.
+    /// Predicted seconds of a step; `None` until enough steps were observed.
     pub(super) fn predict(&self, prefill_tokens: u32, decode_rows: u32) -> Option<f64> {
         let believed = self.steps >= ENOUGH_STEPS && self.prefill_steps > 0;
         believed.then(|| dot(self.seconds, features(prefill_tokens, decode_rows, 0)).max(0.0))
     }
 
-    /// Seconds that a draft token adds to a step, once there is something to go by.
+    /// Seconds that a draft token adds to a step; `None` until enough were observed.
     pub(super) fn draft_seconds(&self) -> Option<f64> {
         (self.draft_steps >= ENOUGH_STEPS).then(|| (self.seconds[3] / DRAFT_TOKENS).max(0.0))
     }
 
-    /// Prompt tokens with which a step takes `times` as long as one without any does, once there is something to go by.
+    /// Prompt tokens with which a step takes `times` as long as one without prefill; `None` until enough steps were
+    /// observed.
     pub(super) fn prefill_for(&self, times: f64, decode_rows: u32) -> Option<u32> {
         self.prefill_within(times * self.predict(0, decode_rows)?, decode_rows)
     }
 
-    /// Most prompt tokens that a step with so many decoding rows may have to take no longer than `seconds`.
+    /// Most prompt tokens with which a step with `decode_rows` decode rows takes at most `seconds`.
     pub(super) fn prefill_within(&self, seconds: f64, decode_rows: u32) -> Option<u32> {
         let left = seconds - self.predict(0, decode_rows)?;
         let per_token = self.seconds[1] / TOKENS;
@@ -83,7 +86,7 @@ fn features(prefill_tokens: u32, decode_rows: u32, draft_tokens: u32) -> [f64; F
     [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS, f64::from(draft_tokens) / DRAFT_TOKENS]
 }
 
-/// What gives `b` when it is multiplied by `a`, which is positive definite.
+/// Solves `a x = b` by Gaussian elimination; `a` is positive definite.
 fn solve(mut a: Square, mut b: [f64; FEATURES]) -> [f64; FEATURES] {
     for i in 0..FEATURES {
         for j in i + 1..FEATURES {

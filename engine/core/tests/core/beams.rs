@@ -1,7 +1,8 @@
-//! Beam search by the scheduler: who holds which beam, with how many blocks, and how a group ends.
+//! Beam search in the scheduler: which sequence holds which beam, how many blocks they take, and how a group
+//! finishes.
 //!
-//! The simulator's most likely token has a probability of a half, the next of a quarter, and so on, so that beams differ
-//! by their ranks alone.
+//! The simulator's most likely token has a probability of one half, the next of a quarter, and so on, so that beams
+//! differ by the ranks of their tokens alone.
 
 use std::collections::HashSet;
 
@@ -12,7 +13,7 @@ use windlass_engine_core::plan::BlockMove;
 use windlass_engine_core::request::{BeamSearch, FinishReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
-/// A search of so many beams for answers to one prompt, as many as there are requests from `first` on.
+/// A search of `width` beams, as requests `first ..`.
 fn search(first: u64, width: u32, prompt_tokens: usize, tokens: u32) -> Vec<Request> {
     let beams = BeamSearch { leader: RequestId(first), width, length_penalty: 1.0 };
     let prompt = request(first, prompt_tokens).prompt;
@@ -31,7 +32,7 @@ fn texts(updates: &[RequestUpdate], requests: &[Request]) -> Vec<Text> {
     requests.iter().map(|request| text(updates, request.id.0)).collect()
 }
 
-/// The answers in an engine with room for everything.
+/// The answers of an engine with enough blocks.
 fn answers(requests: &[Request]) -> Vec<Text> {
     let mut engine = engine(Geometry { blocks: 256, ..GEOMETRY }, CONFIG);
     add(&mut engine, requests);
@@ -53,12 +54,12 @@ fn answers_differ_and_the_best_comes_first() {
     assert_eq!(found.iter().map(|(tokens, _)| tokens).collect::<HashSet<_>>().len(), 4);
     let scores: Vec<f32> = (1..=4).map(|id| likelihood(&updates, id)).collect();
     assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
-    // The greedy answer is the most likely of all where every first choice has the same probability.
+    // The greedy answer is the most likely one if every first choice has the same probability.
     assert_eq!(found[0], text(&crate::support::updates_alone(&Request { beams: None, ..requests[0].clone() }, 4), 1));
     assert_eq!(updates.len(), 4, "nothing is told before the end");
 }
 
-/// Beams that are in other steps than the best one, too.
+/// Beams of one group may be in different steps.
 #[test]
 fn the_same_beams_are_found_where_stages_compute_a_step_each() {
     let requests = search(1, 5, 10, 12);
@@ -103,7 +104,7 @@ fn beams_share_the_prompts_blocks_and_copy_what_both_would_write() {
             assert!(plan.rows.iter().skip(1).all(|row| row.tokens.len() == 1), "a beam computes its prompt again");
         }
     }
-    // Seven full blocks of the prompt for all, and two or three of each beam's own.
+    // Seven full blocks of the prompt for all, and two or three for each beam.
     assert!((8..=7 + 3 * 3).contains(&most_held), "{most_held} blocks");
     assert!(copies >= 2, "{copies} copies");
 }
@@ -180,7 +181,7 @@ fn what_a_search_finds_tells_how_long_answers_are() {
         (0..10).for_each(|_| _ = step(&mut engine, 0.0));
         engine.stats().predicted_ttft_seconds.expect("steps were measured")
     };
-    // They end by themselves: one that ran into its limit would not tell how long others are.
+    // They stop by themselves: answers that were cut at their limit would not tell how long others are.
     let stop = |request: Request| request.stop(&[1, 3, 5]);
     let searched = predicted_seconds(&search(1, 2, 20, 100).into_iter().map(stop).collect::<Vec<_>>());
     let plain = predicted_seconds(&[1, 2].map(|id| stop(request(id, 20).max(100))));
@@ -190,7 +191,7 @@ fn what_a_search_finds_tells_how_long_answers_are() {
 }
 
 #[test]
-fn more_beams_than_places_take_turns() {
+fn more_beams_than_rows_share_them() {
     let requests = search(1, 6, 10, 8);
     let mut engine = engine(Geometry { blocks: 256, max_step_rows: 2, ..GEOMETRY }, CONFIG);
     add(&mut engine, &requests);

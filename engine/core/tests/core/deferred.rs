@@ -1,4 +1,4 @@
-//! Sequences whose constraint is late: they miss their turn, and nobody else does.
+//! Sequences whose token mask is late: they are deferred, and no others are delayed.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{Request, RequestId};
 
-/// The same request under a constraint that allows everything, late.
+/// The same request under a constraint that allows every token, late.
 fn late(request: &Request, late: u64) -> Request {
     Request { constraint: Some(Arc::new(Reluctant::new(late))), ..request.clone() }
 }
@@ -42,12 +42,12 @@ fn what_was_told_of_a_prompt_is_told_once_and_whole() {
 }
 
 #[test]
-fn a_sequence_that_is_put_off_holds_up_no_other() {
+fn a_deferred_sequence_delays_no_other() {
     let (mut engine, other) = (engine(GEOMETRY, CONFIG), request(2, 6).max(12));
     add(&mut engine, late(&request(1, 6).max(12), u64::MAX - 1));
     add(&mut engine, other.clone());
     let mut updates = Vec::new();
-    // As many turns as it takes alone, and the one that fills the pipeline.
+    // As many steps as it takes alone, and one more to fill the pipeline.
     for _ in 0..12 + 2 {
         updates.extend(step(&mut engine, 0.0).updates);
     }

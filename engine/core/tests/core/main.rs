@@ -1,4 +1,4 @@
-//! The engine's core, driven by hand: one program of tests, which is built in a third of the time.
+//! Tests of the engine without a model. They are one program, which builds in a third of the time of several.
 
 #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 

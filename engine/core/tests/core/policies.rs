@@ -1,4 +1,4 @@
-//! Who goes first, how much a step takes, and what is shared with whom.
+//! Order of service, size of steps, and isolation of tenants.
 
 use crate::support::{CONFIG, GEOMETRY, TestEngine, VOCABULARY, With, alone, drain, engine, request, step, text};
 use windlass_engine_core::engine::{Engine, EngineConfig, InterTokenLimit, Policy, QueueLimits};
@@ -7,7 +7,7 @@ use windlass_engine_core::request::{RejectReason, Request, RequestId};
 use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
 use windlass_engine_core::update::RequestUpdate;
 
-/// One sequence at a time, so that the order of endings is the order of service.
+/// One sequence at a time, so that requests finish in the order of service.
 const ONE: Geometry = Geometry { max_step_rows: 1, ..GEOMETRY };
 /// Chunks large enough to be cut.
 const WIDE: Geometry = Geometry { blocks: 2000, max_sequence_tokens: 4000, max_step_tokens: 1024, ..GEOMETRY };
@@ -43,7 +43,7 @@ fn first_come_first_served_has_no_priorities() {
 }
 
 #[test]
-fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold() {
+fn a_running_sequence_is_preempted_for_one_more_urgent_by_more_than_the_threshold() {
     for (priority, order, preemptions) in [(-3, vec![2, 1], 1), (-2, vec![1, 2], 0)] {
         let mut engine = engine(ONE, with(PRIORITY));
         let first = request(1, 4).max(20);
@@ -59,7 +59,7 @@ fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold()
 }
 
 #[test]
-fn who_waits_for_its_last_token_makes_no_way() {
+fn a_sequence_that_waits_for_its_last_token_is_not_preempted() {
     let mut engine = engine(ONE, with(PRIORITY));
     add(&mut engine, request(1, 4).max(2));
     (0..2).for_each(|_| drop(step(&mut engine, 0.0)));
@@ -68,10 +68,11 @@ fn who_waits_for_its_last_token_makes_no_way() {
     assert_eq!(engine.stats().preemptions, 0);
 }
 
-/// No more make way than it lacks blocks, and no fewer: four of its own, and one for the next token of each that runs. Blocks
-/// that it finds in the cache are as good as free ones, and those of one that runs are better, but for that of the last token.
+/// As many are preempted as blocks are missing, and no more: the urgent request needs four blocks of its own, and one
+/// for the next token of each running sequence. Cached blocks count as free ones; blocks shared with a running
+/// sequence count as better than free, except that of the last token.
 #[test]
-fn as_many_make_way_as_blocks_are_needed() {
+fn as_many_are_preempted_as_an_urgent_request_needs_blocks() {
     for (blocks, idle_tokens, running_tokens, preemptions) in [
         (16, 0, 0, 0),
         (15, 0, 0, 1),
@@ -95,7 +96,7 @@ fn as_many_make_way_as_blocks_are_needed() {
             add(&mut engine, begun(2, idle_tokens, 1).max(1));
             drain(&mut engine);
         }
-        // Three blocks each, in the next steps; where the first begins with all of the urgent one's, five.
+        // Three blocks each, in the next steps; five if the first begins with the whole prompt of the urgent one.
         add(&mut engine, begun(3, running_tokens, 9usize.saturating_sub(running_tokens).max(1)));
         (4..6).for_each(|id| add(&mut engine, request(id, 9)));
         (0..2).for_each(|_| drop(step(&mut engine, 0.0)));
@@ -107,7 +108,7 @@ fn as_many_make_way_as_blocks_are_needed() {
 
 #[test]
 fn blocks_are_taken_from_the_least_urgent() {
-    // Three blocks each in the end, and five in all: somebody has to give way, and it is not the latest.
+    // Three blocks each in the end, and five in all: one has to be preempted, and it is not the latest.
     let mut engine = engine(Geometry { blocks: 5, ..GEOMETRY }, with(PRIORITY));
     add(&mut engine, request(1, 4).max(8).priority(1));
     add(&mut engine, request(2, 4).max(8));
@@ -141,7 +142,7 @@ fn tenants_take_turns_by_tokens_however_many_requests_one_has() {
     assert_eq!(order.len(), 14);
 }
 
-/// An engine under that policy, with the prompt of request 1 in its cache.
+/// An engine with the longest-prefix policy, with the prompt of request 1 in its cache.
 fn longest_prefix_first() -> TestEngine {
     let config = EngineConfig { enable_prefix_cache: true, ..with(Policy::LongestPrefix) };
     let mut engine = engine(ONE, config);
@@ -202,7 +203,7 @@ fn prefill_is_cut_so_that_decodes_keep_their_target() {
         (0..20).for_each(|_| drop(step(&mut engine, 0.0)));
         add(&mut engine, request(2, 500).max(1));
         (0..20).for_each(|_| drop(step(&mut engine, 0.0)));
-        // It has seen what prompts cost.
+        // By now it has measured prefill.
         add(&mut engine, request(3, 3000).max(1));
         let steps: Vec<_> = (0..60).filter_map(|_| step(&mut engine, 0.0).step).collect();
         assert!(steps.iter().map(|step| step.prefill_tokens).sum::<u32>() >= 3000, "the prompt was computed");
@@ -227,7 +228,7 @@ fn a_target_that_cannot_be_held_still_lets_prompts_through() {
 fn a_request_whose_first_token_would_come_too_late_is_told_when() {
     let queue = QueueLimits { max_predicted_ttft_seconds: Some(0.05), ..CONFIG.queue };
     let mut engine = engine(WIDE, EngineConfig { queue, ..CONFIG });
-    // It has to learn first how fast it is; alone, nobody is refused.
+    // It has to measure its speed first; a request is never rejected if it is alone.
     for id in 1..=3 {
         add(&mut engine, request(id, 3000).max(10));
         drain(&mut engine);
@@ -292,7 +293,8 @@ fn what_nobody_used_for_its_time_is_forgotten() {
     assert_eq!(cached(161.0), 0);
 }
 
-/// Seconds between the tokens of sequences that decode while long prompts come and go, in order, and what a step of theirs takes.
+/// Sorted seconds between the tokens of decoding sequences while long prompts come and go, and the duration of a step
+/// without prefill.
 fn gaps(step_time: StepTime, gap: InterTokenLimit) -> (Vec<f64>, f64) {
     let geometry = Geometry { max_step_tokens: 2048, max_step_rows: 8, max_step_logits: 8, ..WIDE };
     let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced);

@@ -1,5 +1,5 @@
-//! Random lives of small engines: whatever is added, ended or failed and whenever, the engine stays sound, every
-//! request ends once, and its text is the one that it gets alone.
+//! Random lives of small engines. Whatever is added, finished or failed, and whenever: invariants hold, every request
+//! finishes once, and its text is the one that it gets alone.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -19,13 +19,13 @@ use windlass_engine_core::request::{
 };
 use windlass_engine_core::update::{DraftStats, RequestUpdate};
 
-/// What happens to an engine, one thing at a time.
+/// One event in the life of an engine.
 #[derive(Clone, Debug)]
 enum Event {
     Add(Wish),
-    /// Ends the nth of the live requests, from outside.
+    /// Finishes the nth live request from outside.
     Finish(usize, FinishReason),
-    /// Makes the next result of the nth live request a failure.
+    /// Makes the next row of the nth live request fail.
     Poison(usize),
     Step,
 }
@@ -39,20 +39,20 @@ struct Wish {
     min_tokens: u32,
     stop_tokens: Vec<TokenId>,
     seed: u64,
-    /// Log probabilities of the prompt, of the answer.
+    /// Whether logprobs of the prompt, and of the answer, are requested.
     scored: (bool, bool),
-    /// The same prompt as the request before, sharing its blocks.
+    /// Whether it shares the prompt and the blocks of the previous request.
     fork: bool,
     tenant: u32,
-    /// How often what it may go on with is not known in time.
+    /// How often its token mask is late.
     late: Option<u64>,
 }
 
 impl Wish {
-    /// Prompts of one family begin alike.
+    /// Prompts of one family share a prefix.
     fn request(&self, id: RequestId, before: Option<&Request>) -> Request {
         let leader = before.filter(|_| self.fork);
-        // Mostly of the same tenant: others share nothing.
+        // Mostly of the same tenant: others share no blocks.
         let tenant = leader.filter(|_| self.seed > 0).map_or(Tenant(self.tenant), |leader| leader.tenant);
         let own = || (0..self.prompt_tokens).map(|i| (self.family * 17 + i * i) % 100).collect();
         let prompt = leader.map_or_else(own, |leader| leader.prompt.clone());
@@ -107,7 +107,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 fn geometries() -> impl Strategy<Value = Geometry> {
     let slots = prop_oneof![Just(0), 1..40u32];
-    // The simulator reads what the token before left, and that token knows all before it.
+    // The simulator reads the state of the token before, which depends on all tokens before it.
     let windowed = |full: u32, windowed: u32| {
         (2..30u32).prop_map(move |read_back_tokens| KvGroups { full, windowed, read_back_tokens })
     };
@@ -153,7 +153,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     })
 }
 
-/// Who draft tokens, if anybody: how often it errs, whether it branches and whether it is free.
+/// The proposer, if any: how often it errs, whether it branches, and whether it is free.
 fn oracles() -> impl Strategy<Value = Option<(u64, bool, bool)>> {
     prop::option::of((0..5u64, any::<bool>(), any::<bool>()))
 }
@@ -162,7 +162,7 @@ fn oracle((errs_one_in, branches, free): (u64, bool, bool)) -> Oracle {
     Oracle { branches, free, ..Oracle::new(errs_one_in) }
 }
 
-/// What the runs met, all together: a property that never met a preemption would prove little.
+/// What occurred in all lives together: a property that never saw a preemption would prove little.
 #[derive(Debug, Default)]
 struct Met {
     steps: u64,
@@ -175,11 +175,11 @@ struct Met {
     returns: u64,
     drafts: u64,
     accepted: u64,
-    /// Steps that were submitted to several stages while others were computed.
+    /// Steps submitted to several stages while others were in flight.
     overlaps: u64,
 }
 
-/// An engine, and what its clients have seen.
+/// An engine, and what its clients have received.
 struct World {
     engine: TestEngine,
     geometry: Geometry,
@@ -188,7 +188,7 @@ struct World {
     texts: HashMap<RequestId, Vec<TokenId>>,
     updates: Vec<RequestUpdate>,
     endings: HashMap<RequestId, FinishReason>,
-    /// Ended from outside, or poisoned: their texts may stop anywhere.
+    /// Finished from outside, or poisoned: their texts may stop anywhere.
     disturbed: HashSet<RequestId>,
     oracle: Option<Oracle>,
     met: Met,
@@ -286,7 +286,8 @@ impl World {
         }
     }
 
-    /// Turns until nothing is left. Each gets on, but an engine that threw work away for ever would, too.
+    /// Steps until idle. Each step makes progress, but so would an engine that discards its work for ever, hence the
+    /// bound.
     fn come_to_rest(&mut self) {
         let tokens: usize = self.requests.iter().map(|request| request.prompt.len() + 30).sum();
         for _ in 0..100 + 10 * tokens {
@@ -298,7 +299,7 @@ impl World {
         panic!("no rest: {:?}", self.engine.stats());
     }
 
-    /// What a request hears that has a large engine to itself.
+    /// Updates of a request that has a large engine to itself.
     fn alone(&self, request: &Request) -> Vec<RequestUpdate> {
         updates_alone_reading(request, self.geometry.block_tokens, self.geometry.groups)
     }

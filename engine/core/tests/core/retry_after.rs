@@ -1,4 +1,4 @@
-//! What is predicted of first tokens, and promised to those that are refused, against what becomes of it.
+//! Predicted times to the first token, and retry times of rejected requests, against what comes true.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
@@ -13,7 +13,7 @@ use windlass_engine_core::update::RequestUpdate;
 
 const STOP: u32 = 99;
 
-/// Numbers that are drawn in an order of their own.
+/// A deterministic random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -31,14 +31,14 @@ impl Dice {
     }
 }
 
-/// How long answers are.
+/// Lengths of answers.
 #[derive(Clone, Copy, Debug)]
 enum Answers {
-    /// All of one length.
+    /// All answers have this length.
     Alike(u32),
-    /// Each as long as it may be.
+    /// Each answer has the length of its own random limit, up to this.
     Limited(u32),
-    /// They stop by themselves, one token in so many.
+    /// Each token stops the answer with a probability of one in this many.
     Stopping(u64),
 }
 
@@ -100,7 +100,7 @@ impl Site {
         self.engine.step(now).expect("the simulator does not fail").updates
     }
 
-    /// Lets it learn how fast it is, and how long answers are.
+    /// Serves a few requests, so that it measures its speed and the lengths of answers.
     fn learn(&mut self, dice: &mut Dice, answers: Answers) {
         (0..8).for_each(|id| self.add(asked(1_000_000 + id, dice, answers)).expect("an admissible request"));
         while !self.engine.is_idle() {
@@ -108,7 +108,7 @@ impl Site {
         }
     }
 
-    /// Seconds that are predicted for one that comes now and nearly nothing, which then comes.
+    /// Predicts the seconds to the first token of a tiny request, and adds that request.
     fn probe(&mut self, id: u64) -> Option<Probe> {
         let predicted = self.engine.stats().predicted_ttft_seconds?;
         self.add(Request::greedy(RequestId(id), vec![1], 1)).ok()?;
@@ -129,15 +129,15 @@ fn asked(id: u64, dice: &mut Dice, answers: Answers) -> Request {
     Request::greedy(RequestId(id), tokens, max).stop(&[STOP])
 }
 
-/// A prediction that is to be held against the truth.
+/// A prediction to compare with the truth.
 struct Probe {
     predicted: f64,
     asked: f64,
-    /// Nothing comes any more but other probes.
+    /// Whether only probes are still added.
     drains: bool,
 }
 
-/// Predictions over what came true, by what they were made of.
+/// Ratios of predicted to true times, by kind.
 #[derive(Default)]
 struct Ratios(BTreeMap<&'static str, Vec<f64>>);
 
@@ -146,7 +146,7 @@ impl Ratios {
         kinds.into_iter().for_each(|kind| self.0.entry(kind).or_default().push(ratio));
     }
 
-    /// Prints how they are spread; the median of their distances from 1 is no more than so much.
+    /// Prints their distribution; fails if the median error is above `most`.
     fn hold(&mut self, of: &str, most: f64) {
         for (kind, ratios) in &mut self.0 {
             ratios.sort_by(f64::total_cmp);
@@ -159,14 +159,14 @@ impl Ratios {
                 ratios.len(),
                 median * 100.0
             );
-            // Where answers stop by chance and few are before one, nobody can tell.
+            // With few answers ahead that stop at random, nobody can predict well.
             let most = if *kind == Answers::Stopping(1).name() { 1.5 * most } else { most };
             assert!(ratios.len() >= 40 && median <= most, "{of}, {kind}: {median}");
         }
     }
 }
 
-/// Bursts of requests, with probes among them until all is done.
+/// Adds bursts of requests, with probes among them, until all are finished.
 fn predict(seed: u64, policy: Policy, has_room: bool, ratios: &mut Ratios) {
     let dice = &mut Dice(mix(seed, 7));
     let (places, answers) = (dice.one_of(&[1, 4, 8, 16, 32]), some_answers(dice));
@@ -174,7 +174,7 @@ fn predict(seed: u64, policy: Policy, has_room: bool, ratios: &mut Ratios) {
     let blocks = if has_room { 16_384 } else { 130 + 12 * places };
     let mut site = Site::new(places, blocks, answers, step_time, EngineConfig { policy, ..CONFIG });
     site.learn(dice, answers);
-    // Who comes later overtakes under other policies, which nobody can foresee.
+    // Under other policies later requests overtake, which cannot be predicted.
     let bursts = if policy == Policy::Fcfs { dice.within(1, 4) } else { 1 };
     let (mut id, mut probes) = (0, HashMap::new());
     for burst in 1..=bursts {
@@ -220,7 +220,8 @@ fn predictions_come_true_under_every_policy_while_a_queue_grows_and_drains() {
     }
 }
 
-/// Clients that come at once, each again when it was told to: how many were refused, and how many of these a second time.
+/// Clients that all arrive at once and retry when told to. Returns how many were rejected, and how many rejections
+/// there were of retries.
 fn come_again(seed: u64, queue: QueueLimits, clients: u64) -> (usize, usize) {
     let dice = &mut Dice(mix(seed, 7));
     let (places, answers) = (dice.one_of(&[4, 8, 16]), some_answers(dice));
@@ -241,7 +242,7 @@ fn come_again(seed: u64, queue: QueueLimits, clients: u64) -> (usize, usize) {
             let now_seconds = site.now();
             let after = u64::from(site.engine.retry_after_seconds(demand, now_seconds));
             again += usize::from(!refused.insert(id));
-            // The way there and back.
+            // The network.
             coming.push(Reverse((now + after * 1000 + dice.within(1, 30), id)));
         }
         match (site.engine.is_idle(), coming.peek()) {

@@ -1,4 +1,4 @@
-//! What the scheduler decides, case by case.
+//! Decisions of the scheduler, case by case.
 
 use crate::support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, logprobs, request, step, text};
 use windlass_engine_core::engine::{EngineConfig, QueueLimits};
@@ -20,14 +20,14 @@ fn add(engine: &mut TestEngine, request: Request) {
     engine.add(request, 0.0).expect("an admissible request");
 }
 
-/// The plan that the next turn submits, as (request, first position, tokens) by row.
+/// The plan that the next step submits, as (request, first position, tokens) by row.
 fn next_plan(engine: &mut TestEngine) -> Vec<(u64, u32, usize)> {
     step(engine, 0.0);
     let rows = &engine.executor().last_plan().rows;
     rows.iter().map(|row| (row.request.0, row.first_position, row.tokens.len())).collect()
 }
 
-/// Turns until a sequence was preempted.
+/// Steps until a sequence is preempted.
 fn until_preempted(engine: &mut TestEngine) -> Vec<RequestUpdate> {
     let mut updates = Vec::new();
     while engine.stats().preemptions == 0 {

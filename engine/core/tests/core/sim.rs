@@ -1,4 +1,4 @@
-//! The simulator by itself: its clock, its vocabulary, its refusals; and the engine against executors that err.
+//! The simulator on its own: clock, vocabulary, errors; and the engine with executors that break the contract.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn sim<P: Pace>(vocabulary: SimVocabulary, pace: P) -> SimExecutor<P> {
     SimExecutor::new(GEOMETRY, STEP_TIME, vocabulary, pace)
 }
 
-/// All tokens of one request on an engine of its own, and how it ended.
+/// Tokens and finish reason of one request on an engine of its own.
 fn run(vocabulary: SimVocabulary, request: Request) -> (Vec<u32>, FinishReason) {
     let mut engine = Engine::new(sim(vocabulary, Unpaced), CONFIG);
     engine.add(request, 0.0).unwrap();
@@ -126,7 +126,7 @@ fn only_allowed_tokens_are_drawn_even_where_no_word_is_among_them() {
     assert_eq!(tokens, [97; 5]);
 }
 
-/// Allows the tokens 50, 51, … one after the other.
+/// Allows the tokens 50, 51, … in order.
 #[derive(Debug)]
 struct Counting;
 
@@ -154,7 +154,7 @@ fn what_breaks_the_contract_is_refused() {
     assert!(sim.collect(second).is_err(), "out of order");
 }
 
-/// Answers every plan with the same rows.
+/// Returns the same rows for every plan.
 struct Liar(Vec<RowOutput>);
 
 impl Executor for Liar {
@@ -177,7 +177,7 @@ fn results_that_do_not_fit_the_plan_are_the_executors_failure() {
         (4, vec![]),
         (4, vec![RowOutput::Computed]),
         (4, vec![RowOutput::Sampled(1), RowOutput::Sampled(1)]),
-        // There was no draft token to verify, and nothing to sample behind the first part of a long prompt.
+        // There was no draft token to verify, and nothing to sample after the first chunk of a long prompt.
         (4, vec![RowOutput::Verified(vec![1])]),
         (40, vec![RowOutput::Sampled(1)]),
     ];

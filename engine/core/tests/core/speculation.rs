@@ -1,4 +1,4 @@
-//! Guessing: what it must not change, how far it goes, when it stops.
+//! Speculative decoding: it changes no token, and verifies as many draft tokens as pay.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -18,10 +18,10 @@ use windlass_engine_core::update::DraftStats;
 
 const WIDE: Geometry = Geometry { blocks: 1200, max_sequence_tokens: 600, max_step_logits: 32, ..GEOMETRY };
 
-/// A device on which draft tokens cost little beside a step.
+/// A device on which draft tokens cost little compared with a step.
 const CHEAP_DRAFTS: StepTime =
     StepTime { base_us: 4000.0, prefill_token_us: 20.0, decode_row_us: 10.0, context_token_us: 0.0 };
-/// One on which a draft token costs what a token does.
+/// A device on which a draft token costs as much as a token.
 const COSTLY_DRAFTS: StepTime =
     StepTime { base_us: 0.0, prefill_token_us: 1000.0, decode_row_us: 1000.0, context_token_us: 0.0 };
 
@@ -30,7 +30,7 @@ fn drafting(geometry: Geometry, step_time: StepTime, proposer: impl Proposer + '
     Engine::new(Auditor::new(sim), CONFIG).with_proposer(Box::new(proposer), most)
 }
 
-/// The text of a request alone in a large engine without draft tokens.
+/// Tokens and finish reason of a request alone in a large engine without speculative decoding.
 fn whole(request: &Request) -> (Vec<u32>, Option<FinishReason>) {
     let mut plain = engine(WIDE, CONFIG);
     plain.add(request.clone(), 0.0).unwrap();
@@ -45,7 +45,7 @@ fn oracle(requests: &[Request], errs_one_in: u64) -> Oracle {
     oracle
 }
 
-/// Seconds that so many sequences take for 300 tokens each, and what became of the draft tokens.
+/// Seconds that `sequences` sequences take for 300 tokens each, and the statistics of their draft tokens.
 fn measure(step_time: StepTime, errs_one_in: u64, sequences: u64) -> (f64, DraftStats) {
     let requests: Vec<Request> = (0..sequences).map(|id| request(id, 5).max(300)).collect();
     let mut engine = drafting(WIDE, step_time, oracle(&requests, errs_one_in), 8);
@@ -58,7 +58,7 @@ fn measure(step_time: StepTime, errs_one_in: u64, sequences: u64) -> (f64, Draft
 }
 
 #[test]
-fn drafts_change_no_token_and_save_steps_where_they_hold() {
+fn draft_tokens_change_no_token_and_save_steps_where_they_are_accepted() {
     let requests: Vec<Request> = (0..4).map(|id| request(id, 5 + id as usize).max(100)).collect();
     for errs_one_in in [0, 1, 3] {
         let mut engine = drafting(WIDE, CHEAP_DRAFTS, oracle(&requests, errs_one_in), 5);
@@ -117,7 +117,7 @@ fn before_min_tokens_no_draft_lets_a_stop_token_through() {
     assert!(engine.stats().drafts.accepted > 10);
 }
 
-/// Draft tokens nothing, at a cost, and notes how many tokens a sequence has when it is asked about it.
+/// A costly proposer that proposes nothing, and records the length of each sequence that it is asked about.
 #[derive(Clone, Debug, Default)]
 struct Noting(Arc<Mutex<Vec<usize>>>);
 
@@ -143,7 +143,7 @@ fn costly_drafts_are_not_made_while_a_prompt_is_computed() {
     assert_eq!(noting.0.lock().unwrap().first(), Some(&21));
 }
 
-/// Allows the tokens 0, 1, … 12 in turn.
+/// Allows the tokens 0, 1, … 12 in order, again and again.
 #[derive(Debug)]
 struct Counting;
 
@@ -181,7 +181,7 @@ fn drafts_take_no_block_that_others_need() {
     requests.iter().for_each(|request| assert_eq!(text(&updates, request.id.0), alone(request, 4)));
 }
 
-/// Where a step has no room for all draft tokens, nobody's are more urgent than another's own token.
+/// If a step has no room for all draft tokens, each sequence still gets its own token.
 #[test]
 fn drafts_leave_a_token_for_each_that_decodes() {
     let requests: Vec<Request> = (0..4).map(|id| request(id, 4).max(60)).collect();
@@ -220,7 +220,7 @@ fn drafts_leave_half_of_a_step_to_prompts() {
     assert!((6..=40 / 4 + 2).contains(&steps), "{steps} steps for 40 tokens");
 }
 
-/// What the last step computed for draft tokens that held is as much a prefix as the rest.
+/// Accepted draft tokens of the last step are cached like all other tokens.
 #[test]
 fn texts_that_were_drafted_are_found_again_to_their_end() {
     // The last token, which is not computed, begins a block and ends one.

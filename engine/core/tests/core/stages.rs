@@ -1,4 +1,4 @@
-//! Steps in flight on an executor whose stages compute one each.
+//! Pipeline stages: one step in flight for each.
 
 use crate::support::{
     Auditor, CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, step,
@@ -16,7 +16,7 @@ fn with(stages: usize, requests: impl IntoIterator<Item = Request>) -> TestEngin
     engine
 }
 
-/// The plans of the next turns that submit one, as (request, first position, tokens) by row.
+/// The next plans that are submitted, as (request, first position, tokens) by row.
 fn plans(engine: &mut TestEngine, count: usize) -> Vec<Vec<(u64, u32, usize)>> {
     let mut plans = Vec::new();
     while plans.len() < count {
@@ -38,7 +38,7 @@ fn what_decodes_is_divided_among_the_stages() {
     let first: Vec<_> = [0, 1, 2].map(|id| (id, 2, 1)).into();
     let second: Vec<_> = [3, 4].map(|id| (id, 2, 1)).into();
     assert_eq!(plans[1..3], [first, second]);
-    // As soon as the first three have their tokens, while those of the others are computed.
+    // The first three decode again as soon as their tokens are known, while the others are computed.
     let first: Vec<_> = [0, 1, 2].map(|id| (id, 3, 1)).into();
     assert_eq!(plans[3], first);
     assert_eq!(engine.executor().in_flight(), 1);
@@ -54,7 +54,7 @@ fn chunks_of_a_prompt_follow_each_other_through_the_stages() {
     }
 }
 
-/// Once it is known what steps take: here 24 tokens take as long as what every step takes.
+/// Once the duration of steps is measured: here 24 tokens take as long as the constant part of a step.
 #[test]
 fn a_prompt_that_fits_a_step_is_cut_where_that_is_worth_it() {
     let step_time = StepTime { base_us: 240.0, prefill_token_us: 10.0, decode_row_us: 10.0, context_token_us: 0.0 };
@@ -78,12 +78,12 @@ fn a_prompt_that_fits_a_step_is_cut_where_that_is_worth_it() {
     for (stages, cut) in [(2, 225), (3, 150)] {
         let longest = longest_chunks(stages);
         assert_eq!(longest[..3], [30, cut, cut]);
-        // 72 tokens make a step four times as long as one without; what is learned is about that.
+        // 72 tokens make a step four times as long as one without prefill; the measured value is near.
         assert!(longest[3..].iter().all(|tokens| (70..75).contains(tokens)), "{longest:?}");
     }
 }
 
-/// Also where the step itself has nobody who decodes, as another one holds them.
+/// Also if the decoding sequences are in another step than the prefill.
 #[test]
 fn prompts_are_cut_to_what_tokens_may_wait() {
     let step_time = StepTime { base_us: 240.0, prefill_token_us: 10.0, decode_row_us: 10.0, context_token_us: 0.0 };
@@ -98,7 +98,7 @@ fn prompts_are_cut_to_what_tokens_may_wait() {
     engine.add(request(2, 4).max(60), 0.0).unwrap();
     plans(&mut engine, 2);
     engine.add(request(3, 400), 0.0).unwrap();
-    // Half of 400 µs for a step, which takes 120 and 5 a token on each device.
+    // A step gets half of 400 µs; it takes 120 and 5 for each token on each device.
     for plan in plans(&mut engine, 20) {
         let prompt: usize = plan.iter().filter(|row| row.0 == 3).map(|row| row.2).sum();
         assert!(prompt <= 18, "{plan:?}");
@@ -136,14 +136,14 @@ fn steps_with_drafts_overlap_where_they_are_of_different_sequences() {
     assert!(drafted > 2, "{drafted}");
 }
 
-/// Modelled: the same work takes as much less time as there are stages, but for what the first and the last step wait.
+/// In modelled time the speedup is near the number of stages; only the first and last steps leave stages idle.
 #[test]
 fn stages_work_at_the_same_time() {
     let work: [(&str, Vec<Request>); 2] = [
         ("a long prompt", vec![request(1, 112).max(1)]),
         ("answers", (0..8).map(|id| request(id, 2).max(60)).collect()),
     ];
-    // Reading weights takes nothing here: otherwise dividing what decodes wins nothing.
+    // Reading the weights takes no time here: otherwise dividing decodes among stages gains nothing.
     let step_time = StepTime { base_us: 0.0, prefill_token_us: 1000.0, decode_row_us: 1000.0, context_token_us: 0.0 };
     let geometry = Geometry { max_step_tokens: 8, blocks: 256, ..GEOMETRY };
     for (what, requests) in work {

@@ -1,4 +1,4 @@
-//! Cached prompts that leave the pool, and come back.
+//! Cached prompts that are swapped out and in.
 
 use crate::support::{CONFIG, GEOMETRY, TestEngine, alone, drain, engine, request, text};
 use windlass_engine_core::engine::EngineConfig;
@@ -8,10 +8,11 @@ use windlass_engine_core::request::{FinishReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
 const CACHING: EngineConfig = EngineConfig { enable_prefix_cache: true, ..CONFIG };
-/// Room for one conversation of 28 tokens with its answer, and for two more outside.
+/// Room for one conversation of 28 tokens with its answer, and for two more in the swap space.
 const SMALL: Geometry = Geometry { blocks: 9, swap_slots: 16, ..GEOMETRY };
 
-/// Runs a request to its end, which is that of the request alone; how many of its tokens were cached.
+/// Runs a request, checks that its answer is that of the request alone, and returns how many of its tokens were
+/// cached.
 fn serve(engine: &mut TestEngine, request: &Request) -> u32 {
     let updates = serve_all(engine, request);
     assert_eq!(text(&updates, request.id.0), alone(request, 4));
@@ -47,14 +48,14 @@ fn a_prompt_whose_room_was_needed_comes_back_without_being_computed() {
 }
 
 #[test]
-fn without_slots_there_is_no_tier_to_ask() {
+fn without_slots_there_is_no_swap_space() {
     let mut engine = engine(Geometry { swap_slots: 0, ..SMALL }, CACHING);
     (0..3).for_each(|id| _ = serve(&mut engine, &again(&request(id % 2, 28), id)));
     assert_eq!(engine.stats().swap.query_tokens, 0);
 }
 
 #[test]
-fn what_is_in_the_tier_already_moves_out_for_nothing() {
+fn a_block_in_the_swap_space_already_is_not_swapped_out_again() {
     let mut engine = engine(SMALL, CACHING);
     let prompts = [request(1, 28), request(2, 28)];
     for round in 0..3 {
@@ -72,7 +73,7 @@ fn what_is_in_the_tier_already_moves_out_for_nothing() {
 }
 
 #[test]
-fn a_full_tier_gives_up_the_longest_unused_and_never_what_is_coming_back() {
+fn a_full_swap_space_evicts_the_longest_unused_and_never_what_is_swapped_in() {
     for swap_slots in 1..9 {
         let mut engine = engine(Geometry { swap_slots, ..SMALL }, CACHING);
         for id in 0..12 {
@@ -131,7 +132,7 @@ fn what_cannot_be_brought_back_is_computed_again_and_counted() {
 }
 
 #[test]
-fn one_that_began_again_goes_on_with_its_answer_before_those_that_wait() {
+fn a_recomputed_sequence_continues_its_answer_before_those_that_wait() {
     let mut engine = engine(Geometry { max_step_rows: 2, max_step_logits: 2, ..SMALL }, CACHING);
     let requests = [1, 2, 3].map(|id| Request { max_tokens: 8, ..request(id, 8) });
     requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());

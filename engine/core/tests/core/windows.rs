@@ -1,4 +1,4 @@
-//! Layers with windows beside layers that read everything: what each group holds, finds again and gives up.
+//! Windowed layers beside full-attention layers: the blocks that each group holds, finds again and releases.
 
 use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, step, text, updates_alone_reading};
 use windlass_engine_core::engine::EngineConfig;
@@ -6,11 +6,12 @@ use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{BeamSearch, Request, RequestId};
 
 const CACHING: EngineConfig = EngineConfig { enable_prefix_cache: true, ..CONFIG };
-/// A group that reads everything, and two that read the last eight tokens, which lie in three blocks of four at most.
+/// A full-attention group, and two with a window of eight tokens, which lie in three blocks of four at most.
 const GROUPS: KvGroups = KvGroups { full: 1, windowed: 2, read_back_tokens: 8 };
 const MIXED: Geometry = Geometry { groups: GROUPS, ..GEOMETRY };
 
-/// Runs a request to its end, where it gets what it gets alone; how many of its tokens were found.
+/// Runs a request, checks that its answer is that of the request alone, and returns how many of its tokens were
+/// cached.
 fn serve(engine: &mut TestEngine, request: &Request) -> u32 {
     engine.add(request.clone(), 0.0).unwrap();
     let updates = drain(engine);
@@ -33,13 +34,13 @@ fn a_long_sequence_holds_all_of_one_group_and_the_windows_of_the_others() {
         let held = engine.stats().kv.held;
         (most, last) = (most.max(held), if held > 0 { held } else { last });
     }
-    // 119 tokens are computed, in 30 blocks of a group. Three steps of four tokens may be on their way.
+    // 119 tokens are computed, in 30 blocks of a group. Three steps of four tokens may be in flight.
     assert!(last <= 30 + 2 * 4 && most <= 30 + 2 * (3 + 3), "{most} at most, {last} in the end");
 }
 
 #[test]
 fn a_prompt_is_found_where_the_window_before_its_end_is() {
-    // Ten blocks of one group, and room for few of the others: their first ones are overwritten.
+    // Ten blocks of one group, and room for few of the others, whose first blocks are overwritten.
     let mut engine = engine(Geometry { blocks: 18, max_step_tokens: 4, ..MIXED }, CACHING);
     let prompt = request(1, 40).max(1);
     assert_eq!(serve(&mut engine, &prompt), 0);
@@ -61,7 +62,7 @@ fn a_prompt_comes_back_from_outside_with_the_windows_that_it_needs() {
     assert_eq!(serve(&mut engine, &begins_alike), 12, "what was overwritten is outside");
 }
 
-/// Alone, with one token a step where windows are as short of blocks as can be.
+/// Alone, with the fewest blocks for which it is admitted.
 #[test]
 fn a_sequence_gets_on_in_the_least_that_it_is_admitted_to() {
     for tokens in [20, 60, 100] {
@@ -74,7 +75,7 @@ fn a_sequence_gets_on_in_the_least_that_it_is_admitted_to() {
     }
 }
 
-/// Once its leader has given up what is read behind the prompt, a request computes the prompt itself.
+/// Once its leader has released the window of the prompt, a request computes the prompt itself.
 #[test]
 fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
     // The window before the last token of 27 begins one block before that of the next one.
@@ -92,7 +93,7 @@ fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
         assert_eq!(text(&updates, 2), text(&updates_alone_reading(&late, 4, GROUPS), 2));
         let first_to_end = updates.iter().find(|update| update.finish.is_some()).map(|update| update.request);
         assert_eq!(first_to_end, Some(RequestId(2)), "it did not wait for its leader");
-        // The last token of a prompt that is shared is computed again.
+        // The last token of a shared prompt is recomputed.
         assert_eq!(engine.stats().recomputed_tokens, shared, "{prompt_tokens} {generated}");
     }
 }

@@ -8,7 +8,7 @@ use crate::request::{CacheScope, FinishReason, Request};
 use crate::sequence::{RunId, Sequence};
 use crate::update::StepStats;
 
-/// Draft tokens nothing, and notes whom it was asked about and who was forgotten.
+/// Proposes nothing, and records which requests it was asked about and told to forget.
 #[derive(Clone, Debug, Default)]
 struct Recorder {
     free: bool,
@@ -42,7 +42,7 @@ fn speculation(free: bool) -> Speculation {
     Speculation { proposer, max_tokens: 8, acceptance_rate: INITIAL_ACCEPTANCE, stats: DraftStats::default() }
 }
 
-/// A sequence with a prompt and answer of so many tokens, of which so many are computed, and draft tokens for it.
+/// Adds a sequence with `prompt` and `answer` tokens, `computed` of which are computed, and with draft tokens.
 fn enter(scheduler: &mut Scheduler, [prompt, answer, computed]: [usize; 3], max_tokens: u32) -> usize {
     let (index, tokens) = (scheduler.running.len(), vec![1; prompt]);
     let mut sequence = Sequence::new(Request::greedy(RequestId(index as u64), tokens, max_tokens), 0.0);
@@ -55,7 +55,7 @@ fn enter(scheduler: &mut Scheduler, [prompt, answer, computed]: [usize; 3], max_
 }
 
 const DECODING: [usize; 3] = [3, 1, 3];
-/// With two tokens to compute, with none of a prompt of one computed, and with none of one of three.
+/// Sequences that do not decode: two tokens to compute; a prompt of one, and of three tokens, not computed.
 const OTHERS: [[usize; 3]; 3] = [[3, 2, 3], [1, 0, 0], [3, 0, 0]];
 
 fn near(value: Option<f64>, expected: f64) -> bool {
@@ -63,7 +63,7 @@ fn near(value: Option<f64>, expected: f64) -> bool {
 }
 
 #[test]
-fn each_draft_that_was_scored_moves_what_is_known_of_drafts() {
+fn each_observed_draft_token_moves_the_acceptance_rates() {
     let mut speculation = speculation(true);
     let mut draft = DraftState { tree: DraftTree::chain([7, 8]), ..DraftState::default() };
     speculation.observe(&mut draft, 7);
@@ -75,7 +75,7 @@ fn each_draft_that_was_scored_moves_what_is_known_of_drafts() {
 }
 
 #[test]
-fn who_had_no_draft_is_asked_about_less_and_less() {
+fn a_sequence_without_proposals_is_tried_less_and_less() {
     let mut draft = DraftState::default();
     let pauses = [(); 7].map(|()| {
         draft.set_free(DraftTree::default(), 100);
@@ -89,7 +89,7 @@ fn who_had_no_draft_is_asked_about_less_and_less() {
 }
 
 #[test]
-fn drafts_are_counted_by_step_and_by_place() {
+fn drafts_are_counted_by_step_and_by_position() {
     let mut stats = DraftStats::default();
     [(3, 2), (4, 1)].into_iter().for_each(|(drafted, accepted)| stats.count(drafted, accepted));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The simulator, behind a check of every plan against the contract of the executor seam.
+//! The simulator behind an audit: checks every plan against the contract of [`Executor`].
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
@@ -10,17 +10,17 @@ use windlass_engine_core::plan::{
 use windlass_engine_core::request::RequestId;
 use windlass_engine_core::sim::{SimExecutor, Unpaced};
 
-/// Panics at the plan that breaks the contract.
+/// Panics on a plan that breaks the contract.
 pub struct Auditor {
     sim: SimExecutor<Unpaced>,
     in_flight: VecDeque<(Ticket, StepPlan)>,
     last_plan: StepPlan,
     submitted: u64,
-    /// Does not say what it no longer reads.
+    /// Reports no windows, so that all blocks are kept.
     hoards: bool,
-    /// Requests whose rows fail when they are next collected.
+    /// Requests whose next collected row fails.
     poisoned: Mutex<HashSet<RequestId>>,
-    /// Requests whose rows lost their blocks when they are next collected.
+    /// Requests whose next collected row has lost its blocks.
     lost: Mutex<HashSet<RequestId>>,
 }
 
@@ -37,7 +37,7 @@ impl Auditor {
         }
     }
 
-    /// Of an executor that does not say what it no longer reads.
+    /// The same, but it reports no windows, so that all blocks are kept.
     pub fn hoarding(self) -> Auditor {
         Auditor { hoards: true, ..self }
     }
@@ -50,17 +50,17 @@ impl Auditor {
         self.lost.lock().unwrap().insert(request);
     }
 
-    /// Plans so far.
+    /// Number of submitted plans.
     pub fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    /// Steps that are computed.
+    /// Number of steps in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// The plan that was submitted last.
+    /// The last submitted plan.
     pub fn last_plan(&self) -> &StepPlan {
         &self.last_plan
     }
@@ -92,7 +92,7 @@ impl Auditor {
         }
     }
 
-    /// The blocks that a row reads or writes, each with its group and its place there.
+    /// The blocks that a row reads or writes, each with its group and its index there.
     fn read(&self, row: &PlanRow) -> impl Iterator<Item = (BlockId, (u32, usize))> {
         let Geometry { groups, block_tokens, .. } = self.geometry();
         (0..).zip(row.tables(&groups)).flat_map(move |(group, table)| {
@@ -102,7 +102,7 @@ impl Auditor {
         })
     }
 
-    /// Where a block is among those.
+    /// Group and index of a block among those.
     fn place(&self, row: &PlanRow, block: BlockId) -> Option<(u32, usize)> {
         self.read(row).find(|(read, _)| *read == block).map(|(_, place)| place)
     }
@@ -119,7 +119,7 @@ impl Auditor {
         assert_eq!(source.first_position as usize + source.tokens.len(), row.first_position as usize);
     }
 
-    /// A block that moves is in no step in flight. One that comes back is for a row that does not compute it.
+    /// A moved block is in no step in flight. A block that is swapped in is for a row that does not compute it.
     fn check_move(&self, plan: &StepPlan, moved: &BlockMove) {
         let (block, slot) = match moved {
             BlockMove::Copy { to, .. } => return self.check_copy(plan, *to),
@@ -135,8 +135,8 @@ impl Auditor {
         }
     }
 
-    /// A block that is copied into is one row's alone, which begins behind what is copied. Where stages share the rows, it may
-    /// be in a later step.
+    /// A block that is copied into belongs to one row alone, which starts after the copied tokens. With several
+    /// stages that row may be in a later step.
     fn check_copy(&self, plan: &StepPlan, to: BlockId) {
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
         let named: Vec<_> = in_flight.chain(&plan.rows).filter(|row| row.blocks.contains(&to)).collect();
@@ -149,7 +149,7 @@ impl Auditor {
         assert!(!named[0].first_position.is_multiple_of(self.geometry().block_tokens), "nothing of {to:?} is used");
     }
 
-    /// The blocks that `row` writes belong to nobody else, neither in this plan nor in one that is in flight.
+    /// The blocks that `row` writes belong to no other sequence, neither in this plan nor in one in flight.
     fn check_writes(&self, plan: &StepPlan, row: &PlanRow) {
         let first_written = (row.first_position / self.geometry().block_tokens) as usize;
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);

@@ -1,4 +1,4 @@
-//! Fixtures, and an executor that distrusts the scheduler.
+//! Fixtures, and an executor that checks the scheduler.
 
 mod auditor;
 mod clock;
@@ -16,7 +16,7 @@ use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
 use windlass_engine_core::update::{EngineOutputs, RequestUpdate};
 
-/// Few words, so that stop tokens among them are met.
+/// Few words, so that stop tokens among them occur.
 pub const WORDS: u32 = 13;
 pub const VOCABULARY: SimVocabulary = SimVocabulary { word: |number| (number % WORDS as u64) as TokenId, stop: None };
 
@@ -47,7 +47,7 @@ pub fn engine(geometry: Geometry, config: EngineConfig) -> TestEngine {
     Engine::new(auditor(geometry), config)
 }
 
-/// The same on an executor of so many stages.
+/// An engine on an executor with `stages` pipeline stages.
 pub fn staged(geometry: Geometry, config: EngineConfig, stages: usize) -> TestEngine {
     Engine::new(Auditor::new(sim(geometry).with_stages(stages)), config)
 }
@@ -60,13 +60,13 @@ fn sim(geometry: Geometry) -> SimExecutor<Unpaced> {
     SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced)
 }
 
-/// A prompt of so many tokens, unlike those of other ids, for 4 tokens, greedy.
+/// A greedy request for 4 tokens; its prompt differs from those of other ids.
 pub fn request(id: u64, prompt_tokens: usize) -> Request {
     let prompt = (0..prompt_tokens as u64).map(|i| ((id * 31 + i * 7 + i * i) % 100) as TokenId).collect();
     Request::greedy(RequestId(id), prompt, 4)
 }
 
-/// Changes one thing about a request.
+/// Changes one field of a request.
 pub trait With: Sized {
     fn max(self, tokens: u32) -> Self;
     fn min(self, tokens: u32) -> Self;
@@ -112,8 +112,8 @@ impl With for Request {
     }
 }
 
-/// One turn, with everything checked after it. Unless idle, a turn gets on: it submits a step, collects
-/// one, or ends a request.
+/// One engine step, with every invariant checked after it. Unless idle, it makes progress: it submits a step,
+/// collects one, or finishes a request.
 pub fn step(engine: &mut TestEngine, now: f64) -> EngineOutputs {
     let (idle, submitted) = (engine.is_idle(), engine.executor().submitted());
     let outputs = engine.step(now).expect("the simulator does not fail");
@@ -123,7 +123,7 @@ pub fn step(engine: &mut TestEngine, now: f64) -> EngineOutputs {
     outputs
 }
 
-/// Turns until idle; all updates in order.
+/// Steps until idle; returns all updates in order.
 pub fn drain(engine: &mut TestEngine) -> Vec<RequestUpdate> {
     let mut updates = Vec::new();
     while !engine.is_idle() {
@@ -132,31 +132,31 @@ pub fn drain(engine: &mut TestEngine) -> Vec<RequestUpdate> {
     updates
 }
 
-/// What one request got out of it.
+/// Tokens and finish reason of one request.
 pub fn text(updates: &[RequestUpdate], id: u64) -> (Vec<TokenId>, Option<FinishReason>) {
     let own = updates.iter().filter(|update| update.request == RequestId(id));
     let finish = own.clone().find_map(|update| update.finish);
     (own.flat_map(|update| update.tokens.clone()).collect(), finish)
 }
 
-/// What the model thought of one request's tokens: of the prompt's, then of the generated ones.
+/// Logprobs of one request: of the prompt, and of the generated tokens.
 pub fn logprobs(updates: &[RequestUpdate], id: u64) -> [Vec<TokenLogprobs>; 2] {
     let own = updates.iter().filter(|update| update.request == RequestId(id));
     let prompt = own.clone().flat_map(|update| update.prompt_logprobs.clone()).collect();
     [prompt, own.flat_map(|update| update.logprobs.clone()).collect()]
 }
 
-/// What a request gets when it has a large engine to itself, one chunk and no prefix cache.
+/// Tokens and finish reason of a request alone in a large engine, in one chunk and without a prefix cache.
 pub fn alone(request: &Request, block_tokens: u32) -> (Vec<TokenId>, Option<FinishReason>) {
     text(&updates_alone(request, block_tokens), request.id.0)
 }
 
-/// All that it hears there.
+/// All updates of a request alone in such an engine.
 pub fn updates_alone(request: &Request, block_tokens: u32) -> Vec<RequestUpdate> {
     updates_alone_reading(request, block_tokens, KvGroups::ONE)
 }
 
-/// The same with layers in such groups, whose blocks are all kept nevertheless.
+/// The same with these groups of layers, none of which releases blocks.
 pub fn updates_alone_reading(request: &Request, block_tokens: u32, groups: KvGroups) -> Vec<RequestUpdate> {
     let wide = Geometry { blocks: 128 * groups.count(), max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
     let mut engine = Engine::new(auditor(Geometry { block_tokens, groups, ..wide }).hoarding(), CONFIG);

@@ -1,4 +1,4 @@
-//! A proposer that knows what comes, and says so as often as it is told to.
+//! A proposer that knows the answers, and errs as often as it is told to.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use windlass_engine_core::draft::{DraftRequest, DraftTree, Proposer};
 use windlass_engine_core::request::{RequestId, TokenId};
 
-/// Draft tokens from the texts that it was told.
+/// Proposes from known texts.
 #[derive(Clone, Debug)]
 pub struct Oracle {
-    /// One draft token in so many is wrong; 0 for none.
+    /// One draft token in this many is wrong; 0 for none.
     pub errs_one_in: u64,
-    /// Wrong draft tokens beside the right ones.
+    /// Whether it also proposes a wrong token beside each.
     pub branches: bool,
     pub free: bool,
     pub texts: Arc<Mutex<HashMap<RequestId, Vec<TokenId>>>>,
@@ -22,12 +22,12 @@ impl Oracle {
         Oracle { errs_one_in, branches: false, free: true, texts: Arc::default() }
     }
 
-    /// What a request will get: its prompt, then its answer.
+    /// Sets the text of a request: its prompt, then its answer.
     pub fn tell(&self, request: RequestId, text: Vec<TokenId>) {
         self.texts.lock().unwrap().insert(request, text);
     }
 
-    /// Requests that it was told of and that have not ended.
+    /// Known requests that have not finished.
     pub fn remembered(&self) -> usize {
         self.texts.lock().unwrap().len()
     }

@@ -1,14 +1,14 @@
-//! A constraint that allows everything, and is often late to say so.
+//! A constraint that allows every token, but whose mask is often not ready.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use windlass_engine_core::constraint::{Constraint, MaskUnavailable, TokenSet};
 
-/// How often one of them was waited for and did not know.
+/// Number of times that a mask was waited for and was not ready.
 pub static DEFERRED: AtomicU64 = AtomicU64::new(0);
 
-/// Does not know in time, so many times of each time that it does.
+/// Is not ready `late` times for each time that it is.
 #[derive(Debug)]
 pub struct Reluctant {
     late: u64,
@@ -23,7 +23,7 @@ impl Reluctant {
 
 impl Constraint for Reluctant {
     fn allowed(&self, _generated: &[u32], timeout: Duration) -> Result<TokenSet, MaskUnavailable> {
-        // It is asked beforehand, too, without being waited for.
+        // It is also called ahead of time, without waiting.
         if timeout.is_zero() {
             return Err(MaskUnavailable::NotReady);
         }
