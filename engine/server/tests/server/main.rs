@@ -30,6 +30,7 @@ mod scheduling;
 mod schema_suite;
 mod security;
 mod sleep;
+mod soak;
 mod sources;
 mod structured;
 mod templates;
