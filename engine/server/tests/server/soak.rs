@@ -80,8 +80,11 @@ impl Engine {
     /// Asks for something as the client of this number, and sees it through.
     async fn ask(&self, index: u64) -> (String, Seen) {
         let (name, (path, body)) = (format!("soak-{index}"), asked(index));
-        let key =
-            if index % KINDS == 11 { "no-key" } else { ["key-of-alice", "key-of-bob"][usize::from(index % 5 == 0)] };
+        let key = if index % KINDS == 11 {
+            "no-key"
+        } else {
+            ["key-of-alice", "key-of-bob"][usize::from(index.is_multiple_of(5))]
+        };
         let mut request = post(path, &body);
         request.headers_mut().insert("x-request-id", name.parse().unwrap());
         request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
