@@ -16,14 +16,14 @@ pub struct Batch {
     rows: Vec<Row>,
     blocks: Vec<u32>,
     logit_tokens: Vec<usize>,
-    /// Of each guess in a tree: the guesses of its row that it sees, itself one of them, as bits.
+    /// Of each draft token in a tree: the draft tokens of its row that it sees, itself one of them, as bits.
     seen: Vec<u64>,
 }
 
 #[derive(Clone, Debug)]
 struct Row {
     tokens: usize,
-    guesses: usize,
+    draft_tokens: usize,
     first_position: u32,
     blocks: Range<usize>,
     seen: Range<usize>,
@@ -34,13 +34,13 @@ struct Row {
 pub struct BatchRow<'a> {
     /// Tokens in this step.
     pub tokens: usize,
-    /// How many of them, the last ones, are guesses.
-    pub guesses: usize,
+    /// How many of them, the last ones, are draft tokens.
+    pub draft_tokens: usize,
     /// Position of the first one.
     pub first_position: u32,
     /// Blocks of the whole sequence, in order: as many for each group of layers, one group's after another's.
     pub blocks: &'a [u32],
-    /// Of the row's last tokens, if they are guesses that branch: which of them each sees, as bits. Each guess lies in
+    /// Of the row's last tokens, if they are draft tokens that branch: which of them each sees, as bits. Each draft token lies in
     /// the blocks behind the one before, whatever its position in the text.
     pub seen: &'a [u64],
 }
@@ -55,7 +55,7 @@ impl<'a> BatchRow<'a> {
     /// Its tokens as rows of their own: each sees those before it, which lie in the same blocks.
     pub fn token_rows(self) -> impl Iterator<Item = BatchRow<'a>> {
         let positions = (self.first_position..).take(self.tokens);
-        positions.map(move |first_position| BatchRow { tokens: 1, guesses: 0, first_position, ..self })
+        positions.map(move |first_position| BatchRow { tokens: 1, draft_tokens: 0, first_position, ..self })
     }
 }
 
@@ -102,7 +102,7 @@ impl Batch {
         self.push_drafted(tokens, &DraftTree::default(), first_position, blocks, logits);
     }
 
-    /// The same with guesses behind the tokens; where the last token gets logits each of them does, too.
+    /// The same with draft tokens behind the tokens; where the last token gets logits each of them does, too.
     pub fn push_drafted(
         &mut self,
         tokens: impl IntoIterator<Item = TokenId>,
@@ -115,21 +115,21 @@ impl Batch {
         self.tokens.extend(tokens);
         let known = self.tokens.len() - first_token;
         self.positions.extend((first_position..).take(known));
-        self.push_guesses(draft, first_position + known as u32);
+        self.push_draft_tokens(draft, first_position + known as u32);
         let count = known + draft.len();
         self.blocks.extend(blocks.iter().map(|block| block.0));
         let (blocks, seen) = (first_block..self.blocks.len(), first_seen..self.seen.len());
-        self.rows.push(Row { tokens: count, guesses: draft.len(), first_position, blocks, seen });
+        self.rows.push(Row { tokens: count, draft_tokens: draft.len(), first_position, blocks, seen });
         let leading = logits.leading.min(known);
         self.logit_tokens.extend(first_token..first_token + leading);
-        let guesses = if logits.trailing > 0 { draft.len() } else { 0 };
-        let trailing = (logits.trailing + guesses).min(count - leading);
+        let draft_tokens = if logits.trailing > 0 { draft.len() } else { 0 };
+        let trailing = (logits.trailing + draft_tokens).min(count - leading);
         self.logit_tokens.extend(self.tokens.len() - trailing..self.tokens.len());
     }
 
-    /// A guess is at the position that it would have in the text. Guesses one after the other are a text like any
+    /// A draft token is at the position that it would have in the text. Draft tokens one after the other are a text like any
     /// other; what branches has to be told what it sees.
-    fn push_guesses(&mut self, draft: &DraftTree, first_position: u32) {
+    fn push_draft_tokens(&mut self, draft: &DraftTree, first_position: u32) {
         if draft.is_chain() {
             self.tokens.extend(draft.nodes().iter().map(|node| node.token));
             self.positions.extend((first_position..).take(draft.len()));
@@ -167,7 +167,7 @@ impl Batch {
     pub fn rows(&self) -> impl ExactSizeIterator<Item = BatchRow<'_>> {
         self.rows.iter().map(|row| BatchRow {
             tokens: row.tokens,
-            guesses: row.guesses,
+            draft_tokens: row.draft_tokens,
             first_position: row.first_position,
             blocks: &self.blocks[row.blocks.clone()],
             seen: &self.seen[row.seen.clone()],

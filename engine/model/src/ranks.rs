@@ -167,7 +167,7 @@ impl<R: Rank> Ranks<R> {
     }
 
     /// Has the other ranks wait for what they enqueued, as the first one is about to.
-    fn settle_others(&self) {
+    fn synchronize_others(&self) {
         if R::ENQUEUES {
             self.tell(|| |rank: &mut R| rank.synchronize());
         }
@@ -211,7 +211,7 @@ impl<R: Rank> Model for Ranks<R> {
 
     /// By the first rank, on which logits are whole.
     fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, R::Error> {
-        self.settle_others();
+        self.synchronize_others();
         let sampled = self.first.sample(tasks);
         self.checked(sampled)
     }
@@ -266,7 +266,7 @@ impl<R: Rank> StageModel for Ranks<R> {
 
     /// Those of the first rank: all hold the same.
     fn activations(&mut self, tokens: usize) -> Result<Vec<f32>, R::Error> {
-        self.settle_others();
+        self.synchronize_others();
         let activations = self.first.activations(tokens);
         self.checked(activations)
     }

@@ -1,8 +1,8 @@
 //! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
 
-pub(crate) mod intake;
-pub(crate) mod outcome;
-pub(crate) mod places;
+pub(crate) mod batch_builder;
+pub(crate) mod row_result;
+pub(crate) mod sampling_positions;
 mod swap;
 
 use std::convert::identity;
@@ -18,9 +18,9 @@ use windlass_engine_core::plan::{
 use crate::batch::Batch;
 use crate::decoder::{Model, StageModel};
 use crate::sampler::{Drawn, RowTask};
-use crate::step::intake::Intake;
-use crate::step::outcome::{Outcome, moves, outcome};
-use crate::step::places::{Mask, Place, masks, places};
+use crate::step::batch_builder::BatchBuilder;
+use crate::step::row_result::{RowResult, row_result, token_moves};
+use crate::step::sampling_positions::{Mask, SamplingPosition, masks, positions};
 use crate::step::swap::Swapper;
 use crate::tier::Tier;
 
@@ -40,7 +40,7 @@ pub(crate) struct PassedStep {
 /// Runs plans on a model, in order.
 pub(crate) struct StepRunner<M: Model> {
     model: M,
-    intake: Intake,
+    batch_builder: BatchBuilder,
     batch: Batch,
     /// Where blocks go that leave the pool, if anywhere.
     swapper: Option<Swapper>,
@@ -50,8 +50,8 @@ pub(crate) struct StepRunner<M: Model> {
 
 impl<M: Model> StepRunner<M> {
     pub fn new(model: M, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<M> {
-        let (intake, batch, swapper) = (Intake::new(geometry), Batch::default(), tier.map(Swapper::new));
-        StepRunner { model, intake, batch, swapper, last_end: None }
+        let (batch_builder, batch, swapper) = (BatchBuilder::new(geometry), Batch::default(), tier.map(Swapper::new));
+        StepRunner { model, batch_builder, batch, swapper, last_end: None }
     }
 
     /// Makes the calling thread the one that runs steps.
@@ -78,8 +78,8 @@ impl<M: Model> StepRunner<M> {
     }
 
     /// What rows may be, and what earlier steps gave.
-    pub fn intake(&self) -> &Intake {
-        &self.intake
+    pub fn batch_builder(&self) -> &BatchBuilder {
+        &self.batch_builder
     }
 
     /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
@@ -114,10 +114,10 @@ impl<M: Model> StepRunner<M> {
     ) -> Result<StepOutput, M::Error> {
         let (mut scores, mut waited) = (Vec::new(), Duration::ZERO);
         if !self.batch.is_empty() {
-            let places = self.places(&plan.rows);
+            let positions = self.positions(&plan.rows);
             let masks;
-            (masks, waited) = self.forward(plan, &places, started, forward)?;
-            scores = self.draw(&plan.rows, &places, &masks, &mut rows)?;
+            (masks, waited) = self.forward(plan, &positions, started, forward)?;
+            scores = self.draw(&plan.rows, &positions, &masks, &mut rows)?;
         }
         self.keep(ticket, &rows);
         Ok(StepOutput { rows, scores, busy_seconds: self.ended(started).saturating_sub(waited).as_secs_f64() })
@@ -155,14 +155,14 @@ impl<M: Model> StepRunner<M> {
 
     fn fill_row(&mut self, row: &PlanRow) -> Result<(), RowOutput> {
         self.check(row).map_err(RowOutput::Failed)?;
-        self.intake.fill(row, &mut self.batch)
+        self.batch_builder.fill(row, &mut self.batch)
     }
 
     /// Whether a row can be computed, as far as its tokens do not decide it.
     pub fn check(&mut self, row: &PlanRow) -> Result<(), SequenceFailure> {
-        self.intake.check(row).and_then(|()| M::check(row)).map_err(SequenceFailure::Uncomputable)?;
+        self.batch_builder.check(row).and_then(|()| M::check(row)).map_err(SequenceFailure::Uncomputable)?;
         match &mut self.swapper {
-            Some(swapper) => swapper.check(row, self.intake.geometry()).map_err(SequenceFailure::LostKv),
+            Some(swapper) => swapper.check(row, self.batch_builder.geometry()).map_err(SequenceFailure::LostKv),
             None => Ok(()),
         }
     }
@@ -171,18 +171,18 @@ impl<M: Model> StepRunner<M> {
     fn forward(
         &mut self,
         plan: &StepPlan,
-        places: &[Vec<Place>],
+        positions: &[Vec<SamplingPosition>],
         started: Instant,
         forward: impl FnOnce(&mut M, &Batch) -> Result<(), M::Error>,
     ) -> Result<(Vec<Vec<Mask>>, Duration), M::Error> {
         let constrained = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         if !plan.rows.iter().any(constrained) {
             forward(&mut self.model, &self.batch)?;
-            let free = places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect();
+            let free = positions.iter().map(|positions| positions.iter().map(|_| Ok(None)).collect()).collect();
             return Ok((free, Duration::ZERO));
         }
         thread::scope(|scope| {
-            let masks = scope.spawn(|| masks(&plan.rows, places, started + plan.mask_timeout));
+            let masks = scope.spawn(|| masks(&plan.rows, positions, started + plan.mask_timeout));
             forward(&mut self.model, &self.batch)?;
             let computed = Instant::now();
             let masks = masks.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -194,17 +194,17 @@ impl<M: Model> StepRunner<M> {
     pub fn draw(
         &mut self,
         rows: &[PlanRow],
-        places: &[Vec<Place>],
+        positions: &[Vec<SamplingPosition>],
         masks: &[Vec<Mask>],
         outputs: &mut [RowOutput],
     ) -> Result<Vec<RowLogprobs>, M::Error> {
-        let results = self.model.sample(&tasks(rows, places, masks, outputs))?;
-        self.judge(rows, masks, results.into_iter().map(|result| result.map_err(SequenceFailure::from)), outputs)
+        let results = self.model.sample(&tasks(rows, positions, masks, outputs))?;
+        self.verify(rows, masks, results.into_iter().map(|result| result.map_err(SequenceFailure::from)), outputs)
     }
 
-    /// Gives every row in the batch what came of it, and brings the K and V of guesses that held to their places. `results`
+    /// Gives every row in the batch what came of it, and brings the K and V of accepted draft tokens to their places. `results`
     /// are of all logits in their order.
-    pub fn judge(
+    pub fn verify(
         &mut self,
         rows: &[PlanRow],
         masks: &[Vec<Mask>],
@@ -214,10 +214,10 @@ impl<M: Model> StepRunner<M> {
         let (mut scores, mut moved) = (Vec::new(), Vec::new());
         for index in in_batch(outputs) {
             let row = &rows[index];
-            match outcome(row, results.by_ref().take(row.logit_count()).collect(), &masks[index]) {
-                Ok(Outcome { output, prompt, sampled, held }) => {
+            match row_result(row, results.by_ref().take(row.logit_count()).collect(), &masks[index]) {
+                Ok(RowResult { output, prompt, sampled, accepted }) => {
                     outputs[index] = output;
-                    moved.extend(moves(row, &held, self.intake.geometry()));
+                    moved.extend(token_moves(row, &accepted, self.batch_builder.geometry()));
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowLogprobs { row: index as u32, prompt, sampled }));
                 }
@@ -230,13 +230,13 @@ impl<M: Model> StepRunner<M> {
     }
 
     /// Where each row draws.
-    pub fn places(&self, rows: &[PlanRow]) -> Vec<Vec<Place>> {
-        rows.iter().map(|row| places(row, self.intake.history(row))).collect()
+    pub fn positions(&self, rows: &[PlanRow]) -> Vec<Vec<SamplingPosition>> {
+        rows.iter().map(|row| positions(row, self.batch_builder.history(row))).collect()
     }
 
     /// Keeps what a step gave.
     pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
-        self.intake.keep(ticket, rows);
+        self.batch_builder.keep(ticket, rows);
     }
 }
 
@@ -248,19 +248,23 @@ fn in_batch(outputs: &[RowOutput]) -> Vec<usize> {
 /// What to do with the logits of all rows in the batch, in their order.
 pub(crate) fn tasks<'a>(
     rows: &'a [PlanRow],
-    places: &'a [Vec<Place>],
+    positions: &'a [Vec<SamplingPosition>],
     masks: &'a [Vec<Mask>],
     outputs: &[RowOutput],
 ) -> Vec<RowTask<'a>> {
-    let of_row = |index: usize| row_tasks(&rows[index], &places[index], &masks[index]);
+    let of_row = |index: usize| row_tasks(&rows[index], &positions[index], &masks[index]);
     in_batch(outputs).into_iter().flat_map(of_row).collect()
 }
 
 /// What to do with each of a row's logits, in their order.
-fn row_tasks<'a>(row: &'a PlanRow, places: &'a [Place], masks: &'a [Mask]) -> impl Iterator<Item = RowTask<'a>> {
+fn row_tasks<'a>(
+    row: &'a PlanRow,
+    positions: &'a [SamplingPosition],
+    masks: &'a [Mask],
+) -> impl Iterator<Item = RowTask<'a>> {
     let scored = row.score.iter().flat_map(|score| score.targets.iter().map(|&target| (target, score.top)));
     let scored = scored.map(|(target, top)| RowTask::Score { target, top });
-    let draws = places.iter().zip(masks).filter_map(|(place, mask)| place.draw(row, mask));
+    let draws = positions.iter().zip(masks).filter_map(|(position, mask)| position.draw(row, mask));
     scored.chain(draws.map(RowTask::Draw))
 }
 

@@ -7,7 +7,7 @@ use crate::config::DecoderConfig;
 /// The layers of a decoder, divided into groups.
 #[derive(Clone, Debug)]
 pub(crate) struct KvLayers {
-    places: Vec<KvPlace>,
+    locations: Vec<KvLocation>,
     /// Groups there are.
     pub groups: usize,
     /// Layers that a block has room for.
@@ -16,7 +16,7 @@ pub(crate) struct KvLayers {
 
 /// One layer's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KvPlace {
+pub(crate) struct KvLocation {
     /// Its group, whose table names its blocks.
     pub group: usize,
     /// Its number among the layers of a block.
@@ -30,16 +30,16 @@ impl KvLayers {
         let windowed = (0..config.layers).filter(is_apart).count();
         let per_block = groups.layers_of((config.layers - windowed) as u32, windowed as u32) as usize;
         let mut next = [0, groups.full as usize * per_block];
-        let places = (0..config.layers).map(|layer| {
+        let locations = (0..config.layers).map(|layer| {
             let next = &mut next[usize::from(is_apart(&layer))];
             *next += 1;
-            KvPlace { group: (*next - 1) / per_block, index: (*next - 1) % per_block }
+            KvLocation { group: (*next - 1) / per_block, index: (*next - 1) % per_block }
         });
-        KvLayers { places: places.collect(), groups: groups.count() as usize, per_block }
+        KvLayers { locations: locations.collect(), groups: groups.count() as usize, per_block }
     }
 
     /// Where a layer's keys and values are.
-    pub fn place(&self, layer: usize) -> KvPlace {
-        self.places[layer]
+    pub fn location(&self, layer: usize) -> KvLocation {
+        self.locations[layer]
     }
 }

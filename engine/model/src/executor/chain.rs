@@ -11,31 +11,31 @@ use std::time::{Duration, Instant};
 use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::{BlockMove, PlanRow, RowOutput, StepPlan, Ticket};
 
-use super::{Answer, Order, answer};
+use super::{Command, Reply, reply};
 use crate::batch::Batch;
 use crate::panic::guarded;
 use crate::pipeline::{Peer, PipelineError};
-use crate::step::intake::Intake;
+use crate::step::batch_builder::BatchBuilder;
 use crate::step::{PassedStep, uncomputable};
 
 /// What goes from stage to stage.
-pub(crate) enum Passing {
+pub(crate) enum StageMessage {
     /// A step to compute.
     Step(Box<PassedStep>),
     /// A piece of what later steps would wait for is to be made.
-    Prepare(Answer<Prepared>, Answers<Prepared>),
+    Prepare(Reply<Prepared>, Replies<Prepared>),
     /// Memory of keys and values is to be taken, or given back.
-    HoldKv(bool, Answer<()>, Answers<()>),
+    HoldKv(bool, Reply<()>, Replies<()>),
     /// A stage was lost, and with it all that follows.
     Lost(String),
 }
 
 /// What stages will say that do the same at the same time.
-pub(crate) struct Answers<T>(Vec<Receiver<Result<T, String>>>);
+pub(crate) struct Replies<T>(Vec<Receiver<Result<T, String>>>);
 
-impl<T> Answers<T> {
+impl<T> Replies<T> {
     /// Where one more stage says it.
-    fn one_more(mut self) -> (Answer<T>, Self) {
+    fn one_more(mut self) -> (Reply<T>, Self) {
         let (says, said) = channel();
         self.0.push(said);
         (says, self)
@@ -51,7 +51,7 @@ impl<T> Answers<T> {
 /// The threads before the last stage.
 pub(crate) struct Chain {
     /// What comes out of them.
-    pub passing: Receiver<Passing>,
+    pub messages: Receiver<StageMessage>,
     /// They end when there are no more orders.
     pub threads: Vec<JoinHandle<()>>,
 }
@@ -60,18 +60,19 @@ pub(crate) struct Chain {
 pub(crate) fn chain(
     geometry: Geometry,
     check: fn(&PlanRow) -> Result<(), String>,
-    orders: Receiver<Order>,
+    commands: Receiver<Command>,
     earlier: Vec<Peer>,
 ) -> io::Result<Chain> {
-    let (enters, mut passing) = channel();
-    let entry = Entry { intake: Intake::new(geometry), check };
-    let mut threads = vec![spawn("entry", move || orders.iter().for_each(|order| send(entry.pass(order), &enters)))?];
+    let (enters, mut messages) = channel();
+    let entry = Entry { batch_builder: BatchBuilder::new(geometry), check };
+    let mut threads =
+        vec![spawn("entry", move || commands.iter().for_each(|command| send(entry.pass(command), &enters)))?];
     for (stage, mut peer) in earlier.into_iter().enumerate() {
         let (leaves, next) = channel();
-        let enters = std::mem::replace(&mut passing, next);
+        let enters = std::mem::replace(&mut messages, next);
         threads.push(spawn(&format!("stage-{stage}"), move || relay(&mut peer, &enters, &leaves))?);
     }
-    Ok(Chain { passing, threads })
+    Ok(Chain { messages, threads })
 }
 
 fn spawn(name: &str, task: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
@@ -80,18 +81,18 @@ fn spawn(name: &str, task: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 
 /// Where plans become batches, which all stages compute.
 struct Entry {
-    intake: Intake,
+    batch_builder: BatchBuilder,
     check: fn(&PlanRow) -> Result<(), String>,
 }
 
 impl Entry {
-    fn pass(&self, order: Order) -> Passing {
-        match order {
-            Order::Step(ticket, plan) => guarded(|| Passing::Step(Box::new(self.begin(ticket, plan)))),
-            Order::Prepare(answer) => Ok(Passing::Prepare(answer, Answers(Vec::new()))),
-            Order::HoldKv(held, answer) => Ok(Passing::HoldKv(held, answer, Answers(Vec::new()))),
+    fn pass(&self, command: Command) -> StageMessage {
+        match command {
+            Command::Step(ticket, plan) => guarded(|| StageMessage::Step(Box::new(self.begin(ticket, plan)))),
+            Command::Prepare(reply) => Ok(StageMessage::Prepare(reply, Replies(Vec::new()))),
+            Command::HoldKv(held, reply) => Ok(StageMessage::HoldKv(held, reply, Replies(Vec::new()))),
         }
-        .unwrap_or_else(Passing::Lost)
+        .unwrap_or_else(StageMessage::Lost)
     }
 
     fn begin(&self, ticket: Ticket, plan: StepPlan) -> PassedStep {
@@ -102,60 +103,60 @@ impl Entry {
     }
 
     fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), RowOutput> {
-        self.intake.check(row).and_then(|()| (self.check)(row)).map_err(uncomputable)?;
+        self.batch_builder.check(row).and_then(|()| (self.check)(row)).map_err(uncomputable)?;
         if row.draft().is_some_and(|draft| !draft.is_chain()) {
             let right = "guesses one after the other are";
             return Err(uncomputable(format!("guesses that branch are not computed by several nodes; {right}")));
         }
-        self.intake.fill(row, batch)
+        self.batch_builder.fill(row, batch)
     }
 }
 
 /// Has a stage do what comes, one thing after the other, and passes it on.
-fn relay(peer: &mut Peer, from: &Receiver<Passing>, to: &Sender<Passing>) {
-    if let Some(why) = from.iter().find_map(|passing| guarded(|| pass(peer, passing, to)).flatten().err()) {
-        send(Passing::Lost(why.clone()), to);
+fn relay(peer: &mut Peer, from: &Receiver<StageMessage>, to: &Sender<StageMessage>) {
+    if let Some(why) = from.iter().find_map(|message| guarded(|| pass(peer, message, to)).flatten().err()) {
+        send(StageMessage::Lost(why.clone()), to);
         // Those before it do not hear of it: what they send on is for nobody.
-        from.iter().for_each(|passing| refuse(passing, &why));
+        from.iter().for_each(|message| refuse(message, &why));
     }
 }
 
 /// If what comes behind is gone, it has said why.
-fn send(passing: Passing, to: &Sender<Passing>) {
-    let _ = to.send(passing);
+fn send(message: StageMessage, to: &Sender<StageMessage>) {
+    let _ = to.send(message);
 }
 
 /// Tells who waits for it why nothing comes of it.
-fn refuse(passing: Passing, why: &str) {
+fn refuse(message: StageMessage, why: &str) {
     // Whoever asked may have gone.
-    match passing {
-        Passing::Prepare(to, _) => drop(to.send(Err(why.to_owned()))),
-        Passing::HoldKv(_, to, _) => drop(to.send(Err(why.to_owned()))),
-        Passing::Step(_) | Passing::Lost(_) => {}
+    match message {
+        StageMessage::Prepare(to, _) => drop(to.send(Err(why.to_owned()))),
+        StageMessage::HoldKv(_, to, _) => drop(to.send(Err(why.to_owned()))),
+        StageMessage::Step(_) | StageMessage::Lost(_) => {}
     }
 }
 
 /// What is asked of all stages at once goes on also where it fails here: the last one joins what they say.
-fn pass(peer: &mut Peer, passing: Passing, to: &Sender<Passing>) -> Result<(), String> {
-    match passing {
-        Passing::Step(mut step) => {
+fn pass(peer: &mut Peer, message: StageMessage, to: &Sender<StageMessage>) -> Result<(), String> {
+    match message {
+        StageMessage::Step(mut step) => {
             compute(peer, &mut step).map_err(|error| error.to_string())?;
-            send(Passing::Step(step), to);
+            send(StageMessage::Step(step), to);
             Ok(())
         }
-        Passing::Prepare(asker, answers) => {
-            let (own, answers) = answers.one_more();
+        StageMessage::Prepare(requester, replies) => {
+            let (own, replies) = replies.one_more();
             let asked = peer.prepare();
-            send(Passing::Prepare(asker, answers), to);
-            answer(asked.and_then(|()| peer.prepared()), &own)
+            send(StageMessage::Prepare(requester, replies), to);
+            reply(asked.and_then(|()| peer.prepared()), &own)
         }
-        Passing::HoldKv(held, asker, answers) => {
-            let (own, answers) = answers.one_more();
+        StageMessage::HoldKv(held, requester, replies) => {
+            let (own, replies) = replies.one_more();
             let asked = peer.hold_kv(held);
-            send(Passing::HoldKv(held, asker, answers), to);
-            answer(asked.and_then(|()| peer.done()), &own)
+            send(StageMessage::HoldKv(held, requester, replies), to);
+            reply(asked.and_then(|()| peer.done()), &own)
         }
-        Passing::Lost(why) => Err(why),
+        StageMessage::Lost(why) => Err(why),
     }
 }
 

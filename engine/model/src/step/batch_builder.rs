@@ -12,16 +12,16 @@ use crate::batch::{Batch, Logits};
 use crate::step::uncomputable;
 
 /// What rows may be, and what earlier steps gave.
-pub(crate) struct Intake {
+pub(crate) struct BatchBuilder {
     geometry: Geometry,
     /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
     /// they were collected.
-    kept: VecDeque<(Ticket, Vec<RowOutput>)>,
+    recent: VecDeque<(Ticket, Vec<RowOutput>)>,
 }
 
-impl Intake {
-    pub fn new(geometry: Geometry) -> Intake {
-        Intake { geometry, kept: VecDeque::new() }
+impl BatchBuilder {
+    pub fn new(geometry: Geometry) -> BatchBuilder {
+        BatchBuilder { geometry, recent: VecDeque::new() }
     }
 
     /// Sizes that steps keep.
@@ -39,8 +39,8 @@ impl Intake {
         for &token in &row.tokens {
             self.resolve(token)?;
         }
-        let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
-        let checked = guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token));
+        let draft_tokens = row.draft().map_or(&[][..], DraftTree::nodes);
+        let checked = draft_tokens.iter().try_for_each(|node| bounds::check_token(&self.geometry, node.token));
         checked.map_err(uncomputable)?;
         let tokens = row.tokens.iter().filter_map(|&token| self.drawn(token).ok());
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
@@ -66,10 +66,10 @@ impl Intake {
 
     /// Keeps what a step gave.
     pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
-        if self.kept.len() == MAX_IN_FLIGHT {
-            self.kept.pop_front();
+        if self.recent.len() == MAX_IN_FLIGHT {
+            self.recent.pop_front();
         }
-        self.kept.push_back((ticket, rows.to_vec()));
+        self.recent.push_back((ticket, rows.to_vec()));
     }
 
     fn drawn(&self, token: InputToken) -> Result<TokenId, RowOutput> {
@@ -77,7 +77,7 @@ impl Intake {
             InputToken::Known(id) => return Ok(id),
             InputToken::SampledBy { ticket, row } => (ticket, row),
         };
-        let step = self.kept.iter().find(|(kept, _)| *kept == ticket);
+        let step = self.recent.iter().find(|(kept, _)| *kept == ticket);
         match step.and_then(|(_, rows)| rows.get(row as usize)) {
             Some(RowOutput::Sampled(id)) => Ok(*id),
             Some(RowOutput::Deferred) => Err(RowOutput::Deferred),

@@ -1,4 +1,4 @@
-//! Where a row draws: behind its last token, and behind each guess of what comes next.
+//! Where a row draws: behind its last token, and behind each draft token of what comes next.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ pub(crate) type Mask = Result<Option<TokenSet>, MaskUnavailable>;
 
 /// A place at which a token is drawn.
 #[derive(Debug)]
-pub(crate) struct Place {
-    /// The guess that it is behind; absent for the row's last token.
+pub(crate) struct SamplingPosition {
+    /// The draft token that it is behind; absent for the row's last token.
     after: Option<u32>,
     /// The tokens before it, where drawing depends on them.
     history: Vec<TokenId>,
@@ -25,7 +25,7 @@ pub(crate) struct Place {
 }
 
 /// All places of a row, in the order of its logits. `history` leads to the first.
-pub(crate) fn places(row: &PlanRow, history: Vec<TokenId>) -> Vec<Place> {
+pub(crate) fn positions(row: &PlanRow, history: Vec<TokenId>) -> Vec<SamplingPosition> {
     let Some(sample) = &row.sample else { return Vec::new() };
     let position = row.first_position + row.tokens.len() as u32;
     let behind = |after: u32| {
@@ -33,39 +33,40 @@ pub(crate) fn places(row: &PlanRow, history: Vec<TokenId>) -> Vec<Place> {
         let tokens = path.iter().map(|node| sample.draft.nodes()[*node as usize].token);
         let read = sample.history.is_some();
         let history = if read { history.iter().copied().chain(tokens).collect() } else { Vec::new() };
-        Place { after: Some(after), history, position: position + path.len() as u32 }
+        SamplingPosition { after: Some(after), history, position: position + path.len() as u32 }
     };
-    let mut places: Vec<Place> = (0..sample.draft.len() as u32).map(behind).collect();
-    places.insert(0, Place { after: None, history, position });
-    places
+    let mut positions: Vec<SamplingPosition> = (0..sample.draft.len() as u32).map(behind).collect();
+    positions.insert(0, SamplingPosition { after: None, history, position });
+    positions
 }
 
 /// What the constraints of all rows allow at each of their places, as far as it is known by then. One that panics fails
 /// its own row.
-pub(crate) fn masks(rows: &[PlanRow], places: &[Vec<Place>], by: Instant) -> Vec<Vec<Mask>> {
-    let of_all = |by: Option<Instant>| rows.iter().zip(places).map(move |(row, places)| guarded(row, places, by));
+pub(crate) fn masks(rows: &[PlanRow], positions: &[Vec<SamplingPosition>], by: Instant) -> Vec<Vec<Mask>> {
+    let of_all =
+        |by: Option<Instant>| rows.iter().zip(positions).map(move |(row, positions)| guarded(row, positions, by));
     // All are asked before any is waited for.
     of_all(None).for_each(drop);
     of_all(Some(by)).collect()
 }
 
 /// The same of one row. Without a time nothing is waited for.
-fn guarded(row: &PlanRow, places: &[Place], by: Option<Instant>) -> Vec<Mask> {
+fn guarded(row: &PlanRow, positions: &[SamplingPosition], by: Option<Instant>) -> Vec<Mask> {
     let masks =
-        || row_masks(row, places, || by.map_or(Duration::ZERO, |by| by.saturating_duration_since(Instant::now())));
+        || row_masks(row, positions, || by.map_or(Duration::ZERO, |by| by.saturating_duration_since(Instant::now())));
     catch_unwind(AssertUnwindSafe(masks)).unwrap_or_else(|panic| {
         let why = format!("the constraint panicked: {}", message(panic.as_ref()));
-        places.iter().map(|_| Err(SequenceFailure::Uncomputable(why.clone()).into())).collect()
+        positions.iter().map(|_| Err(SequenceFailure::Uncomputable(why.clone()).into())).collect()
     })
 }
 
-/// What the row's constraint allows at each place. Nothing is allowed behind a guess that it does not allow, and
+/// What the row's constraint allows at each place. Nothing is allowed behind a draft token that it does not allow, and
 /// nobody gets there.
-fn row_masks(row: &PlanRow, places: &[Place], patience: impl Fn() -> Duration) -> Vec<Mask> {
-    let mut masks: Vec<Mask> = Vec::with_capacity(places.len());
-    for place in places {
-        let mask = match place.is_reached(row, &masks) {
-            true => place.mask(row, patience()),
+fn row_masks(row: &PlanRow, positions: &[SamplingPosition], patience: impl Fn() -> Duration) -> Vec<Mask> {
+    let mut masks: Vec<Mask> = Vec::with_capacity(positions.len());
+    for position in positions {
+        let mask = match position.is_reached(row, &masks) {
+            true => position.mask(row, patience()),
             false => Ok(Some(TokenSet::default())),
         };
         masks.push(mask);
@@ -73,7 +74,7 @@ fn row_masks(row: &PlanRow, places: &[Place], patience: impl Fn() -> Duration) -
     masks
 }
 
-impl Place {
+impl SamplingPosition {
     /// What to draw here.
     pub fn draw<'a>(&'a self, row: &'a PlanRow, mask: &'a Mask) -> Option<Draw<'a>> {
         let sample = row.sample.as_ref()?;
@@ -88,12 +89,12 @@ impl Place {
         constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..], patience)).transpose()
     }
 
-    /// Whether the guess before this place is allowed, by the masks of the places before.
+    /// Whether the draft token before this place is allowed, by the masks of the places before.
     fn is_reached(&self, row: &PlanRow, masks: &[Mask]) -> bool {
         let (Some(after), Some(sample)) = (self.after, &row.sample) else { return true };
-        let guess = sample.draft.nodes()[after as usize];
-        let before = guess.parent.map_or(0, |parent| parent as usize + 1);
-        matches!(&masks[before], Ok(mask) if mask.as_ref().is_none_or(|mask| mask.contains(guess.token)))
+        let node = sample.draft.nodes()[after as usize];
+        let before = node.parent.map_or(0, |parent| parent as usize + 1);
+        matches!(&masks[before], Ok(mask) if mask.as_ref().is_none_or(|mask| mask.contains(node.token)))
     }
 }
 
