@@ -1,30 +1,30 @@
-//! Where each layer's keys and values are: in which group's blocks, and which layer it is there.
+//! Where K and V of each layer are: the group whose blocks have them, and the index of the layer in these blocks.
 
 use windlass_engine_core::executor::KvGroups;
 
 use crate::config::DecoderConfig;
 
-/// The layers of a decoder, divided into groups.
+/// The layers of a decoder by group.
 #[derive(Clone, Debug)]
 pub(crate) struct KvLayers {
     locations: Vec<KvLocation>,
-    /// Groups there are.
+    /// Number of groups.
     pub groups: usize,
-    /// Layers that a block has room for.
+    /// Number of layers that a block has room for.
     pub per_block: usize,
 }
 
-/// One layer's place.
+/// Where K and V of one layer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvLocation {
-    /// Its group, whose table names its blocks.
+    /// The group, whose block table names the blocks.
     pub group: usize,
-    /// Its number among the layers of a block.
+    /// Index among the layers of a block.
     pub index: usize,
 }
 
 impl KvLayers {
-    /// Divides layers in their order: those that read everything first, unless all are in one group.
+    /// Assigns layers to groups in order: layers with full attention first, unless there is one group only.
     pub fn new(config: &DecoderConfig, groups: &KvGroups) -> KvLayers {
         let is_apart = |layer: &usize| groups.count() > 1 && config.window(*layer).is_some();
         let windowed = (0..config.layers).filter(is_apart).count();
@@ -38,7 +38,7 @@ impl KvLayers {
         KvLayers { locations: locations.collect(), groups: groups.count() as usize, per_block }
     }
 
-    /// Where a layer's keys and values are.
+    /// Where K and V of a layer are.
     pub fn location(&self, layer: usize) -> KvLocation {
         self.locations[layer]
     }
