@@ -1,4 +1,4 @@
-//! One step's tokens as the decoder computes them: rows of known tokens, their positions and blocks.
+//! The tokens of a step as the decoder computes them: rows of known tokens, with positions and blocks.
 
 pub(crate) mod bounds;
 
@@ -8,7 +8,7 @@ use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
-/// The tokens of a step, row after row. Reused from step to step, so that a step allocates nothing for it.
+/// The tokens of a step, row after row. It is reused, so that a step allocates no memory for it.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     tokens: Vec<TokenId>,
@@ -16,7 +16,7 @@ pub struct Batch {
     rows: Vec<Row>,
     blocks: Vec<u32>,
     logit_tokens: Vec<usize>,
-    /// Of each draft token in a tree: the draft tokens of its row that it sees, itself one of them, as bits.
+    /// For each draft token of a tree that branches: which draft tokens of its row it sees, as bits, itself included.
     seen: Vec<u64>,
 }
 
@@ -29,30 +29,31 @@ struct Row {
     seen: Range<usize>,
 }
 
-/// One sequence's share of a [`Batch`].
+/// One sequence in a [`Batch`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchRow<'a> {
     /// Tokens in this step.
     pub tokens: usize,
-    /// How many of them, the last ones, are draft tokens.
+    /// How many of them are draft tokens; these are the last ones.
     pub draft_tokens: usize,
-    /// Position of the first one.
+    /// Position of the first token.
     pub first_position: u32,
-    /// Blocks of the whole sequence, in order: as many for each group of layers, one group's after another's.
+    /// Blocks of the whole sequence, in order: one table after the other, of equal lengths, one for each group of
+    /// layers.
     pub blocks: &'a [u32],
-    /// Of the row's last tokens, if they are draft tokens that branch: which of them each sees, as bits. Each draft token lies in
-    /// the blocks behind the one before, whatever its position in the text.
+    /// For each draft token, if they branch: which of them it sees, as bits. Draft tokens occupy consecutive slots,
+    /// whatever their positions in the text. Empty if they do not branch.
     pub seen: &'a [u64],
 }
 
 impl<'a> BatchRow<'a> {
-    /// The blocks of one of so many groups of layers.
+    /// The block table of one of `groups` groups of layers.
     pub fn table(&self, group: usize, groups: usize) -> &'a [u32] {
         let length = self.blocks.len() / groups;
         &self.blocks[group * length..][..length]
     }
 
-    /// Its tokens as rows of their own: each sees those before it, which lie in the same blocks.
+    /// Its tokens as rows of one token each, which see the tokens before them in the same blocks.
     pub fn token_rows(self) -> impl Iterator<Item = BatchRow<'a>> {
         let positions = (self.first_position..).take(self.tokens);
         positions.map(move |first_position| BatchRow { tokens: 1, draft_tokens: 0, first_position, ..self })
@@ -62,26 +63,26 @@ impl<'a> BatchRow<'a> {
 /// Which tokens of a row get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logits {
-    /// So many of the first: what follows them is scored.
+    /// How many of the first tokens get logits: the tokens after them are scored.
     pub leading: usize,
-    /// So many of the last: a token is to be drawn after each.
+    /// How many of the last tokens get logits: a token is sampled after each.
     pub trailing: usize,
 }
 
 impl Logits {
-    /// None: a prefill chunk that is not the last.
+    /// No logits: a prefill chunk that is not the last.
     pub const NONE: Logits = Logits { leading: 0, trailing: 0 };
-    /// The last token alone.
+    /// Logits of the last token.
     pub const LAST: Logits = Logits { leading: 0, trailing: 1 };
 
-    /// The first `count` tokens.
+    /// Logits of the first `count` tokens.
     pub const fn leading(count: usize) -> Logits {
         Logits { leading: count, trailing: 0 }
     }
 }
 
 impl Batch {
-    /// Forgets all rows.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -102,7 +103,8 @@ impl Batch {
         self.push_drafted(tokens, &DraftTree::default(), first_position, blocks, logits);
     }
 
-    /// The same with draft tokens behind the tokens; where the last token gets logits each of them does, too.
+    /// As [`push`](Batch::push), with draft tokens after the tokens. If the last token gets logits, so does each draft
+    /// token.
     pub fn push_drafted(
         &mut self,
         tokens: impl IntoIterator<Item = TokenId>,
@@ -127,8 +129,8 @@ impl Batch {
         self.logit_tokens.extend(self.tokens.len() - trailing..self.tokens.len());
     }
 
-    /// A draft token is at the position that it would have in the text. Draft tokens one after the other are a text like any
-    /// other; what branches has to be told what it sees.
+    /// Appends draft tokens, each at the position that it would have in the text. A chain is computed like any text;
+    /// for a tree that branches it is recorded what each draft token sees.
     fn push_draft_tokens(&mut self, draft: &DraftTree, first_position: u32) {
         if draft.is_chain() {
             self.tokens.extend(draft.nodes().iter().map(|node| node.token));

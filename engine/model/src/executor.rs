@@ -1,5 +1,5 @@
-//! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam; before it those of the
-//! earlier stages, where there are any.
+//! The executor on the CPU: a thread that owns the decoder and runs its steps. In a pipeline, the threads of the
+//! earlier stages come before it.
 
 mod chain;
 
@@ -19,47 +19,48 @@ use crate::pipeline::{Peer, PipelineError};
 use crate::step::StepRunner;
 use chain::{Chain, StageMessage, chain};
 
-/// What came of a step, or why there will be no more.
+/// The output of a step, or why there are no more steps.
 type StepResult = Result<StepOutput, String>;
 
 /// Computes steps on its own thread. Dropping it finishes the steps in flight and ends the thread.
 #[derive(Debug)]
 pub struct CpuExecutor {
     geometry: Geometry,
-    /// Steps that are computed at a time.
+    /// Pipeline stages: so many steps are computed at a time.
     stages: usize,
     next_ticket: u64,
     in_flight: VecDeque<Ticket>,
-    /// Absent while the executor is dropped: its threads end when it is gone.
+    /// `None` while the executor is dropped, so that its threads end.
     commands: Option<Sender<Command>>,
     outputs: Receiver<StepResult>,
-    /// Why the worker ended, if a step failed: a later step may find it gone before that one is collected.
+    /// Why the worker ended, if a step failed. A later step may find the thread gone before the failed one is
+    /// collected.
     failure: Arc<OnceLock<String>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What is ordered, one after the other.
+/// A command to the thread. Commands are run in order.
 pub(crate) enum Command {
     /// Compute a step.
     Step(Ticket, StepPlan),
-    /// Make a piece of what later steps would wait for, and say what came of it.
+    /// Prepare one thing that later steps need ([`Executor::prepare`]), and reply.
     Prepare(Reply<Prepared>),
-    /// Take the memory of keys and values, or give it back, and say what came of it.
+    /// Allocate the memory of K and V if true, else free it, and reply.
     HoldKv(bool, Reply<()>),
 }
 
-/// Where is said what came of something.
+/// Where the result of a command is sent.
 pub(crate) type Reply<T> = Sender<Result<T, String>>;
 
-/// Says it, and gives why there will be no more steps, if something failed.
+/// Sends a result. If it is an error, no more steps can run, and it is returned too.
 pub(crate) fn reply<T: Clone, E: Display>(came: Result<T, E>, to: &Reply<T>) -> Result<(), String> {
     let came = came.map_err(|error| error.to_string());
-    // Whoever asked may have gone.
+    // The asking thread may have dropped the receiver.
     let _ = to.send(came.clone());
     came.map(drop)
 }
 
-/// The same, as what comes out of the thread: nothing, unless it failed.
+/// Sends a result, and returns the failure as the output of the thread; `None` without failure.
 fn reply_failure<T: Clone, E: Display>(came: Result<T, E>, to: &Reply<T>) -> Option<StepResult> {
     reply(came, to).err().map(Err)
 }
@@ -78,7 +79,8 @@ impl CpuExecutor {
         })
     }
 
-    /// Of a pipeline whose last stage `runner` computes: what is ordered goes through the others first.
+    /// Starts the executor of a pipeline. `runner` computes the last stage; commands go through the earlier stages
+    /// first.
     pub(crate) fn start_last<M: StageModel + Send + 'static>(
         mut runner: StepRunner<M>,
         earlier: Vec<Peer>,
@@ -106,7 +108,7 @@ impl CpuExecutor {
         Ok(executor)
     }
 
-    /// `prepare` is called on the new thread and gives what does there what comes.
+    /// Starts a thread. `prepare` is called on it, and returns the function that runs what is received.
     fn spawn<T: Send + 'static, R: FnMut(T) -> Option<StepResult>>(
         geometry: Geometry,
         commands: Sender<Command>,
@@ -129,7 +131,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Orders something and waits for what comes of it.
+    /// Sends a command and waits for the reply.
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ExecutorError> {
         let (to, heard) = channel();
         self.command(command(to))?;
@@ -141,7 +143,7 @@ impl CpuExecutor {
     }
 }
 
-/// How far all stages are, which have steps of the same sizes: as far as the one that is behind.
+/// Progress of preparation of two stages together: as far as the slower one.
 fn together(one: Prepared, other: Prepared) -> Prepared {
     Prepared { done: one.done.min(other.done), all: one.all.max(other.all), advanced: one.advanced || other.advanced }
 }
@@ -150,7 +152,7 @@ fn failed_here(error: impl Display) -> String {
     PipelineError::Step(error.to_string()).to_string()
 }
 
-/// Whether a step may be submitted while so many are in flight, of which there may be `most`.
+/// Checks that a step is within the bounds and that fewer than `most` steps are in flight.
 pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize, most: usize) -> Result<(), ExecutorError> {
     let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
     let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
@@ -166,7 +168,7 @@ pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize, most
     Ok(())
 }
 
-/// Whether a ticket is the oldest in flight.
+/// Checks that a ticket is that of the oldest step in flight.
 pub(crate) fn check_oldest(ticket: Ticket, oldest: Option<Ticket>) -> Result<(), ExecutorError> {
     match oldest == Some(ticket) {
         true => Ok(()),
@@ -214,13 +216,14 @@ impl Drop for CpuExecutor {
     fn drop(&mut self) {
         self.commands = None;
         for thread in self.threads.drain(..) {
-            // They catch the panics of steps; there is nothing in their results.
+            // The threads catch the panics of steps, so their results carry nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// Does what comes until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
+/// Runs what is received until the executor is dropped or a step fails or panics; after that the state of the decoder
+/// is unknown.
 fn work<T>(
     mut run: impl FnMut(T) -> Option<StepResult>,
     coming: &Receiver<T>,
@@ -285,7 +288,7 @@ mod tests {
         let mut executor = spawn(|| |_: Command| panic!("block {} is not there", 7));
         let first = executor.submit(StepPlan::default()).unwrap();
         assert_eq!(executor.collect(first).unwrap_err().to_string(), WORDS);
-        // Others are queued behind the panic, until one finds the thread gone.
+        // Steps are queued after the panic until one finds the thread gone.
         let mut is_gone = false;
         while !is_gone {
             let submitted = executor.submit(StepPlan::default());

@@ -1,4 +1,5 @@
-//! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
+//! Runs steps on the thread of the executor: the rows of a plan become a batch, and the logits of the batch become
+//! tokens.
 
 pub(crate) mod batch_builder;
 pub(crate) mod row_result;
@@ -24,16 +25,16 @@ use crate::step::sampling_positions::{Mask, SamplingPosition, masks, positions};
 use crate::step::swap::Swapper;
 use crate::tier::Tier;
 
-/// A step that some stages have computed.
+/// A step on its way through the stages of a pipeline.
 pub(crate) struct PassedStep {
     pub ticket: Ticket,
     pub plan: StepPlan,
-    /// The rows that can be computed.
+    /// The rows of the plan that can be computed.
     pub batch: Batch,
     pub rows: Vec<RowOutput>,
-    /// What the last of those stages gave, a row for each token of the batch; nothing before the first.
+    /// The output `[tokens, hidden]` of the stage that computed last; empty before the first stage.
     pub activations: Vec<f32>,
-    /// How long the one of them computed that was longest at it.
+    /// The longest time that one stage took for the step.
     pub busy: Duration,
 }
 
@@ -42,9 +43,9 @@ pub(crate) struct StepRunner<M: Model> {
     model: M,
     batch_builder: BatchBuilder,
     batch: Batch,
-    /// Where blocks go that leave the pool, if anywhere.
+    /// The swap space of blocks outside the pool; `None` without one.
     swapper: Option<Swapper>,
-    /// When the last step came to its end.
+    /// When the last step ended.
     last_end: Option<Instant>,
 }
 
@@ -54,12 +55,12 @@ impl<M: Model> StepRunner<M> {
         StepRunner { model, batch_builder, batch, swapper, last_end: None }
     }
 
-    /// Makes the calling thread the one that runs steps.
+    /// Declares the calling thread the one that runs steps.
     pub fn confine(&self) {
         self.model.confine();
     }
 
-    /// Takes the memory of keys and values, or gives it back, and what is kept of them in the tier.
+    /// Allocates the memory of K and V if `held`, else frees it and the blocks in the tier.
     pub fn hold_kv(&mut self, held: bool) -> Result<(), M::Error> {
         if let Some(swapper) = self.swapper.as_mut().filter(|_| !held) {
             swapper.clear();
@@ -67,22 +68,22 @@ impl<M: Model> StepRunner<M> {
         self.model.hold_kv(held)
     }
 
-    /// What steps run on.
+    /// The model.
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// The same, to change.
+    /// The model, mutable.
     pub fn model_mut(&mut self) -> &mut M {
         &mut self.model
     }
 
-    /// What rows may be, and what earlier steps gave.
+    /// The bounds of rows, and the outputs of earlier steps.
     pub fn batch_builder(&self) -> &BatchBuilder {
         &self.batch_builder
     }
 
-    /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
+    /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or of another process.
     pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, M::Error> {
         let started = Instant::now();
         self.move_blocks(&plan.moves)?;
@@ -90,7 +91,7 @@ impl<M: Model> StepRunner<M> {
         self.compute((ticket, plan), rows, started, |model, batch| model.forward(batch))
     }
 
-    /// Computes what is left of a step that the stages before have computed.
+    /// Computes the last stage of a step that the earlier stages have computed.
     pub fn run_passed(&mut self, passed: PassedStep) -> Result<StepOutput, M::Error>
     where
         M: StageModel,
@@ -104,7 +105,7 @@ impl<M: Model> StepRunner<M> {
         Ok(StepOutput { busy_seconds: output.busy_seconds.max(busy.as_secs_f64()), ..output })
     }
 
-    /// Has `forward` compute the batch, which holds those `rows` of the plan that are to be computed, and draws.
+    /// Computes the batch by `forward` and samples. The batch has those `rows` of the plan that can be computed.
     fn compute(
         &mut self,
         (ticket, plan): (Ticket, &StepPlan),
@@ -123,7 +124,7 @@ impl<M: Model> StepRunner<M> {
         Ok(StepOutput { rows, scores, busy_seconds: self.ended(started).saturating_sub(waited).as_secs_f64() })
     }
 
-    /// How long a step took that has come to its end: of one that began before the last one ended, what it took longer.
+    /// Ends a step, and returns how long it took: from its start, or from the end of the last step if that is later.
     pub fn ended(&mut self, started: Instant) -> Duration {
         let (end, last_end) = (Instant::now(), self.last_end);
         self.last_end = Some(end);
@@ -147,7 +148,7 @@ impl<M: Model> StepRunner<M> {
         Ok(())
     }
 
-    /// Puts every sound row into the batch.
+    /// Puts every row that can be computed into the batch.
     fn fill_batch(&mut self, plan: &StepPlan) -> Vec<RowOutput> {
         self.batch.clear();
         plan.rows.iter().map(|row| self.fill_row(row).map_or_else(identity, |()| RowOutput::Computed)).collect()
@@ -158,7 +159,7 @@ impl<M: Model> StepRunner<M> {
         self.batch_builder.fill(row, &mut self.batch)
     }
 
-    /// Whether a row can be computed, as far as its tokens do not decide it.
+    /// Whether a row can be computed, as far as that does not depend on its tokens; else why not.
     pub fn check(&mut self, row: &PlanRow) -> Result<(), SequenceFailure> {
         self.batch_builder.check(row).and_then(|()| M::check(row)).map_err(SequenceFailure::Uncomputable)?;
         match &mut self.swapper {
@@ -167,7 +168,8 @@ impl<M: Model> StepRunner<M> {
         }
     }
 
-    /// Has the batch computed; what constraints allow is found meanwhile, and waited for a little longer: so long.
+    /// Computes the batch while another thread gets the token masks. Returns the masks, and how long they were waited
+    /// for after the batch was computed.
     fn forward(
         &mut self,
         plan: &StepPlan,
@@ -190,7 +192,7 @@ impl<M: Model> StepRunner<M> {
         })
     }
 
-    /// Draws the tokens of the rows that are in the batch and sample, and scores what is to be scored.
+    /// Draws the tokens of those rows of the batch that sample, and scores prompt tokens.
     pub fn draw(
         &mut self,
         rows: &[PlanRow],
@@ -202,8 +204,8 @@ impl<M: Model> StepRunner<M> {
         self.verify(rows, masks, results.into_iter().map(|result| result.map_err(SequenceFailure::from)), outputs)
     }
 
-    /// Gives every row in the batch what came of it, and brings the K and V of accepted draft tokens to their places. `results`
-    /// are of all logits in their order.
+    /// Verifies draft tokens, sets the output of every row in the batch, and moves K and V of accepted draft tokens to
+    /// their positions. `results` has one entry for each row of logits, in order.
     pub fn verify(
         &mut self,
         rows: &[PlanRow],
@@ -224,28 +226,28 @@ impl<M: Model> StepRunner<M> {
                 Err(failure) => outputs[index] = RowOutput::Failed(failure),
             }
         }
-        // Nothing that goes on behind them can be computed before they are known.
+        // A step that continues after them is planned only when they are known.
         self.model.move_tokens(&moved)?;
         Ok(scores)
     }
 
-    /// Where each row draws.
+    /// The sampling positions of each row.
     pub fn positions(&self, rows: &[PlanRow]) -> Vec<Vec<SamplingPosition>> {
         rows.iter().map(|row| positions(row, self.batch_builder.history(row))).collect()
     }
 
-    /// Keeps what a step gave.
+    /// Keeps the output of a step, for later steps that name its tokens.
     pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
         self.batch_builder.keep(ticket, rows);
     }
 }
 
-/// Rows that are computed.
+/// Indices of the rows that are in the batch.
 fn in_batch(outputs: &[RowOutput]) -> Vec<usize> {
     (0..outputs.len()).filter(|index| outputs[*index] == RowOutput::Computed).collect()
 }
 
-/// What to do with the logits of all rows in the batch, in their order.
+/// The sampling tasks of all rows in the batch, one for each row of logits, in order.
 pub(crate) fn tasks<'a>(
     rows: &'a [PlanRow],
     positions: &'a [Vec<SamplingPosition>],
@@ -256,7 +258,7 @@ pub(crate) fn tasks<'a>(
     in_batch(outputs).into_iter().flat_map(of_row).collect()
 }
 
-/// What to do with each of a row's logits, in their order.
+/// The sampling tasks of one row, in the order of its logits.
 fn row_tasks<'a>(
     row: &'a PlanRow,
     positions: &'a [SamplingPosition],
@@ -268,7 +270,7 @@ fn row_tasks<'a>(
     scored.chain(draws.map(RowTask::Draw))
 }
 
-/// What becomes of a row that cannot be computed, and why.
+/// The output of a row that cannot be computed.
 pub(crate) fn uncomputable(why: String) -> RowOutput {
     RowOutput::Failed(SequenceFailure::Uncomputable(why))
 }

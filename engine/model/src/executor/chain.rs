@@ -1,6 +1,6 @@
-//! The way of a step through the stages of other processes: each has a thread here, which waits for it.
+//! Passes steps through the pipeline stages of other processes. Each stage has a thread here, which waits for it.
 //!
-//! So every stage computes a step of its own, and the next one lies ready for it. What is ordered stays in order.
+//! Every stage computes a step of its own, and the next step is ready when it ends. Commands stay in order.
 
 use std::convert::identity;
 use std::io;
@@ -18,45 +18,45 @@ use crate::pipeline::{Peer, PipelineError};
 use crate::step::batch_builder::BatchBuilder;
 use crate::step::{PassedStep, uncomputable};
 
-/// What goes from stage to stage.
+/// A message from stage to stage.
 pub(crate) enum StageMessage {
     /// A step to compute.
     Step(Box<PassedStep>),
-    /// A piece of what later steps would wait for is to be made.
+    /// Prepare one thing that later steps need.
     Prepare(Reply<Prepared>, Replies<Prepared>),
-    /// Memory of keys and values is to be taken, or given back.
+    /// Allocate the memory of K and V if true, else free it.
     HoldKv(bool, Reply<()>, Replies<()>),
-    /// A stage was lost, and with it all that follows.
+    /// A stage was lost: no more steps can be computed.
     Lost(String),
 }
 
-/// What stages will say that do the same at the same time.
+/// The pending replies of stages that run the same command at the same time.
 pub(crate) struct Replies<T>(Vec<Receiver<Result<T, String>>>);
 
 impl<T> Replies<T> {
-    /// Where one more stage says it.
+    /// Adds a pending reply: returns where the stage sends it.
     fn one_more(mut self) -> (Reply<T>, Self) {
         let (says, said) = channel();
         self.0.push(said);
         (says, self)
     }
 
-    /// Waits for all of them, and joins what they say with what is known.
+    /// Waits for all replies, and combines them with `own` by `both`.
     pub fn join(self, own: Result<T, String>, both: impl Fn(T, T) -> T) -> Result<T, String> {
         let gone = |_| "the thread of a stage has ended".to_owned();
         self.0.into_iter().try_fold(own?, |all, said| Ok(both(all, said.recv().map_err(gone)??)))
     }
 }
 
-/// The threads before the last stage.
+/// The threads of the stages before the last.
 pub(crate) struct Chain {
-    /// What comes out of them.
+    /// Their output.
     pub messages: Receiver<StageMessage>,
-    /// They end when there are no more orders.
+    /// They end when the sender of commands is dropped.
     pub threads: Vec<JoinHandle<()>>,
 }
 
-/// Has orders go through the `earlier` stages. `check` says whether a row can be computed on such devices.
+/// Starts threads that pass commands through the `earlier` stages. `check` says whether a device can compute a row.
 pub(crate) fn chain(
     geometry: Geometry,
     check: fn(&PlanRow) -> Result<(), String>,
@@ -79,7 +79,7 @@ fn spawn(name: &str, task: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     thread::Builder::new().name(name.to_owned()).spawn(task)
 }
 
-/// Where plans become batches, which all stages compute.
+/// The entry of the pipeline, which turns plans into batches for all stages.
 struct Entry {
     batch_builder: BatchBuilder,
     check: fn(&PlanRow) -> Result<(), String>,
@@ -112,23 +112,23 @@ impl Entry {
     }
 }
 
-/// Has a stage do what comes, one thing after the other, and passes it on.
+/// Lets a stage run messages in order, and passes them on.
 fn relay(peer: &mut Peer, from: &Receiver<StageMessage>, to: &Sender<StageMessage>) {
     if let Some(why) = from.iter().find_map(|message| guarded(|| pass(peer, message, to)).flatten().err()) {
         send(StageMessage::Lost(why.clone()), to);
-        // Those before it do not hear of it: what they send on is for nobody.
+        // Earlier stages do not learn of it: what they send is refused here.
         from.iter().for_each(|message| refuse(message, &why));
     }
 }
 
-/// If what comes behind is gone, it has said why.
+/// Sends a message. If the receiver is gone, it has reported why.
 fn send(message: StageMessage, to: &Sender<StageMessage>) {
     let _ = to.send(message);
 }
 
-/// Tells who waits for it why nothing comes of it.
+/// Replies to a message that cannot be run.
 fn refuse(message: StageMessage, why: &str) {
-    // Whoever asked may have gone.
+    // The asking thread may have dropped the receiver.
     match message {
         StageMessage::Prepare(to, _) => drop(to.send(Err(why.to_owned()))),
         StageMessage::HoldKv(_, to, _) => drop(to.send(Err(why.to_owned()))),
@@ -136,7 +136,8 @@ fn refuse(message: StageMessage, why: &str) {
     }
 }
 
-/// What is asked of all stages at once goes on also where it fails here: the last one joins what they say.
+/// Lets a stage run one message. A command for all stages is passed on even if it fails here: the last stage combines
+/// the replies.
 fn pass(peer: &mut Peer, message: StageMessage, to: &Sender<StageMessage>) -> Result<(), String> {
     match message {
         StageMessage::Step(mut step) => {
@@ -160,7 +161,7 @@ fn pass(peer: &mut Peer, message: StageMessage, to: &Sender<StageMessage>) -> Re
     }
 }
 
-/// There is no tier, so blocks are copied and not moved otherwise.
+/// Computes a step in a stage. There is no tier in a pipeline, so blocks are copied but not swapped.
 fn compute(peer: &mut Peer, step: &mut PassedStep) -> Result<(), PipelineError> {
     let started = Instant::now();
     for moved in &step.plan.moves {

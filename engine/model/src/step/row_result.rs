@@ -1,4 +1,4 @@
-//! What a row gives, from what each of its logits gave: how far its draft tokens held.
+//! The result of a row: its tokens by verification of its draft tokens, and log probabilities.
 
 use windlass_engine_core::constraint::MaskUnavailable;
 use windlass_engine_core::draft::Verification;
@@ -10,18 +10,18 @@ use crate::decoder::TokenMove;
 use crate::sampler::Drawn;
 use crate::step::sampling_positions::Mask;
 
-/// What became of a row.
+/// The result of a row.
 pub(crate) struct RowResult {
     pub output: RowOutput,
-    /// Log probabilities of the prompt's tokens, if any were asked for.
+    /// Log probabilities of prompt tokens, if the row scores any.
     pub prompt: Vec<TokenLogprobs>,
-    /// The same of the tokens drawn.
+    /// Log probabilities of the sampled tokens, if the row asks for them.
     pub sampled: Vec<TokenLogprobs>,
-    /// The accepted draft tokens.
+    /// Indices of the accepted draft tokens.
     pub accepted: Vec<u32>,
 }
 
-/// Reads a row's results, in the order of its logits.
+/// Makes the result of a row from `results`, one for each of its rows of logits.
 pub(crate) fn row_result(
     row: &PlanRow,
     mut results: Vec<Result<Drawn, SequenceFailure>>,
@@ -43,7 +43,7 @@ pub(crate) fn row_result(
     });
     let Verification { tokens, accepted } = match verification {
         Ok(verification) => verification,
-        // What was asked of the prompt is told, and not asked again.
+        // The prompt's log probabilities are returned now; the row does not ask for them again.
         Err(MaskUnavailable::NotReady) => {
             return Ok(RowResult { output: RowOutput::Deferred, prompt, sampled: Vec::new(), accepted: Vec::new() });
         }
@@ -61,8 +61,8 @@ fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<
     result.as_ref().map_err(|failure| failure.clone().into())
 }
 
-/// Brings K and V of the accepted draft tokens behind the row's tokens, in order. They are there already where the draft tokens
-/// did not branch.
+/// Moves of K and V of accepted draft tokens to the positions after the row's tokens, in order. None unless the draft
+/// tokens branch: else they are there already.
 pub(crate) fn token_moves(row: &PlanRow, accepted: &[u32], geometry: &Geometry) -> Vec<TokenMove> {
     let (first, block_tokens) = (row.first_position as usize + row.tokens.len(), geometry.block_tokens as usize);
     let location = |table: &[BlockId], index: usize| -> (BlockId, usize) {

@@ -1,4 +1,4 @@
-//! Where a row draws: behind its last token, and behind each draft token of what comes next.
+//! The positions at which a row samples: after its last token, and after each draft token.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -10,21 +10,21 @@ use windlass_engine_core::request::TokenId;
 use crate::panic::message;
 use crate::sampler::Draw;
 
-/// The tokens that a constraint allows at a place; `None` without one.
+/// The tokens that a constraint allows at a position; `None` without a constraint.
 pub(crate) type Mask = Result<Option<TokenSet>, MaskUnavailable>;
 
-/// A place at which a token is drawn.
+/// A position at which a token is sampled.
 #[derive(Debug)]
 pub(crate) struct SamplingPosition {
-    /// The draft token that it is behind; absent for the row's last token.
+    /// Index of the draft token before it; `None` after the row's last token.
     after: Option<u32>,
-    /// The tokens before it, where drawing depends on them.
+    /// The tokens before it, if sampling depends on them; else empty.
     history: Vec<TokenId>,
     /// Its position in the sequence.
     position: u32,
 }
 
-/// All places of a row, in the order of its logits. `history` leads to the first.
+/// The sampling positions of a row, in the order of its logits. `history` has the tokens before the first one.
 pub(crate) fn positions(row: &PlanRow, history: Vec<TokenId>) -> Vec<SamplingPosition> {
     let Some(sample) = &row.sample else { return Vec::new() };
     let position = row.first_position + row.tokens.len() as u32;
@@ -40,17 +40,17 @@ pub(crate) fn positions(row: &PlanRow, history: Vec<TokenId>) -> Vec<SamplingPos
     positions
 }
 
-/// What the constraints of all rows allow at each of their places, as far as it is known by then. One that panics fails
-/// its own row.
+/// The token masks of all rows at each sampling position, as far as they are ready at the time `by`. A constraint that
+/// panics fails its own row.
 pub(crate) fn masks(rows: &[PlanRow], positions: &[Vec<SamplingPosition>], by: Instant) -> Vec<Vec<Mask>> {
     let of_all =
         |by: Option<Instant>| rows.iter().zip(positions).map(move |(row, positions)| guarded(row, positions, by));
-    // All are asked before any is waited for.
+    // All constraints are asked before any is waited for.
     of_all(None).for_each(drop);
     of_all(Some(by)).collect()
 }
 
-/// The same of one row. Without a time nothing is waited for.
+/// The token masks of one row. Without a time it does not wait.
 fn guarded(row: &PlanRow, positions: &[SamplingPosition], by: Option<Instant>) -> Vec<Mask> {
     let masks =
         || row_masks(row, positions, || by.map_or(Duration::ZERO, |by| by.saturating_duration_since(Instant::now())));
@@ -60,8 +60,8 @@ fn guarded(row: &PlanRow, positions: &[SamplingPosition], by: Option<Instant>) -
     })
 }
 
-/// What the row's constraint allows at each place. Nothing is allowed behind a draft token that it does not allow, and
-/// nobody gets there.
+/// The row's token mask at each position. After a draft token that is not allowed nothing is allowed, and verification
+/// does not get there.
 fn row_masks(row: &PlanRow, positions: &[SamplingPosition], patience: impl Fn() -> Duration) -> Vec<Mask> {
     let mut masks: Vec<Mask> = Vec::with_capacity(positions.len());
     for position in positions {
@@ -75,7 +75,7 @@ fn row_masks(row: &PlanRow, positions: &[SamplingPosition], patience: impl Fn() 
 }
 
 impl SamplingPosition {
-    /// What to draw here.
+    /// The draw at this position.
     pub fn draw<'a>(&'a self, row: &'a PlanRow, mask: &'a Mask) -> Option<Draw<'a>> {
         let sample = row.sample.as_ref()?;
         let (prompt, generated) = self.history.split_at(prompt_tokens(row));
@@ -89,7 +89,7 @@ impl SamplingPosition {
         constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..], patience)).transpose()
     }
 
-    /// Whether the draft token before this place is allowed, by the masks of the places before.
+    /// Whether the draft token before this position is allowed, by the masks of earlier positions.
     fn is_reached(&self, row: &PlanRow, masks: &[Mask]) -> bool {
         let (Some(after), Some(sample)) = (self.after, &row.sample) else { return true };
         let node = sample.draft.nodes()[after as usize];
@@ -98,7 +98,7 @@ impl SamplingPosition {
     }
 }
 
-/// Leading tokens of a row's history that are its prompt.
+/// Number of leading tokens of a row's history that are its prompt.
 fn prompt_tokens(row: &PlanRow) -> usize {
     let history = row.sample.as_ref().and_then(|sample| sample.history.as_ref());
     history.map_or(0, |history| history.prompt_tokens)
