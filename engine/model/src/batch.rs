@@ -1,4 +1,4 @@
-//! One step's tokens as the decoder computes them: rows of known tokens, their positions and blocks.
+//! The tokens of a step as the decoder computes them: rows of known tokens, with positions and blocks.
 
 pub(crate) mod bounds;
 
@@ -8,7 +8,7 @@ use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
-/// The tokens of a step, row after row. Reused from step to step, so that a step allocates nothing for it.
+/// The tokens of a step, row after row. It is reused, so that a step allocates no memory for it.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     tokens: Vec<TokenId>,
@@ -16,72 +16,73 @@ pub struct Batch {
     rows: Vec<Row>,
     blocks: Vec<u32>,
     logit_tokens: Vec<usize>,
-    /// Of each guess in a tree: the guesses of its row that it sees, itself one of them, as bits.
+    /// For each draft token of a tree that branches: which draft tokens of its row it sees, as bits, itself included.
     seen: Vec<u64>,
 }
 
 #[derive(Clone, Debug)]
 struct Row {
     tokens: usize,
-    guesses: usize,
+    draft_tokens: usize,
     first_position: u32,
     blocks: Range<usize>,
     seen: Range<usize>,
 }
 
-/// One sequence's share of a [`Batch`].
+/// One sequence in a [`Batch`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchRow<'a> {
     /// Tokens in this step.
     pub tokens: usize,
-    /// How many of them, the last ones, are guesses.
-    pub guesses: usize,
-    /// Position of the first one.
+    /// How many of them are draft tokens; these are the last ones.
+    pub draft_tokens: usize,
+    /// Position of the first token.
     pub first_position: u32,
-    /// Blocks of the whole sequence, in order: as many for each group of layers, one group's after another's.
+    /// Blocks of the whole sequence, in order: one table after the other, of equal lengths, one for each group of
+    /// layers.
     pub blocks: &'a [u32],
-    /// Of the row's last tokens, if they are guesses that branch: which of them each sees, as bits. Each guess lies in
-    /// the blocks behind the one before, whatever its position in the text.
+    /// For each draft token, if they branch: which of them it sees, as bits. Draft tokens occupy consecutive slots,
+    /// whatever their positions in the text. Empty if they do not branch.
     pub seen: &'a [u64],
 }
 
 impl<'a> BatchRow<'a> {
-    /// The blocks of one of so many groups of layers.
+    /// The block table of one of `groups` groups of layers.
     pub fn table(&self, group: usize, groups: usize) -> &'a [u32] {
         let length = self.blocks.len() / groups;
         &self.blocks[group * length..][..length]
     }
 
-    /// Its tokens as rows of their own: each sees those before it, which lie in the same blocks.
+    /// Its tokens as rows of one token each, which see the tokens before them in the same blocks.
     pub fn token_rows(self) -> impl Iterator<Item = BatchRow<'a>> {
         let positions = (self.first_position..).take(self.tokens);
-        positions.map(move |first_position| BatchRow { tokens: 1, guesses: 0, first_position, ..self })
+        positions.map(move |first_position| BatchRow { tokens: 1, draft_tokens: 0, first_position, ..self })
     }
 }
 
 /// Which tokens of a row get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logits {
-    /// So many of the first: what follows them is scored.
+    /// How many of the first tokens get logits: the tokens after them are scored.
     pub leading: usize,
-    /// So many of the last: a token is to be drawn after each.
+    /// How many of the last tokens get logits: a token is sampled after each.
     pub trailing: usize,
 }
 
 impl Logits {
-    /// None: a prefill chunk that is not the last.
+    /// No logits: a prefill chunk that is not the last.
     pub const NONE: Logits = Logits { leading: 0, trailing: 0 };
-    /// The last token alone.
+    /// Logits of the last token.
     pub const LAST: Logits = Logits { leading: 0, trailing: 1 };
 
-    /// The first `count` tokens.
+    /// Logits of the first `count` tokens.
     pub const fn leading(count: usize) -> Logits {
         Logits { leading: count, trailing: 0 }
     }
 }
 
 impl Batch {
-    /// Forgets all rows.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -102,7 +103,8 @@ impl Batch {
         self.push_drafted(tokens, &DraftTree::default(), first_position, blocks, logits);
     }
 
-    /// The same with guesses behind the tokens; where the last token gets logits each of them does, too.
+    /// As [`push`](Batch::push), with draft tokens after the tokens. If the last token gets logits, so does each draft
+    /// token.
     pub fn push_drafted(
         &mut self,
         tokens: impl IntoIterator<Item = TokenId>,
@@ -115,21 +117,21 @@ impl Batch {
         self.tokens.extend(tokens);
         let known = self.tokens.len() - first_token;
         self.positions.extend((first_position..).take(known));
-        self.push_guesses(draft, first_position + known as u32);
+        self.push_draft_tokens(draft, first_position + known as u32);
         let count = known + draft.len();
         self.blocks.extend(blocks.iter().map(|block| block.0));
         let (blocks, seen) = (first_block..self.blocks.len(), first_seen..self.seen.len());
-        self.rows.push(Row { tokens: count, guesses: draft.len(), first_position, blocks, seen });
+        self.rows.push(Row { tokens: count, draft_tokens: draft.len(), first_position, blocks, seen });
         let leading = logits.leading.min(known);
         self.logit_tokens.extend(first_token..first_token + leading);
-        let guesses = if logits.trailing > 0 { draft.len() } else { 0 };
-        let trailing = (logits.trailing + guesses).min(count - leading);
+        let draft_tokens = if logits.trailing > 0 { draft.len() } else { 0 };
+        let trailing = (logits.trailing + draft_tokens).min(count - leading);
         self.logit_tokens.extend(self.tokens.len() - trailing..self.tokens.len());
     }
 
-    /// A guess is at the position that it would have in the text. Guesses one after the other are a text like any
-    /// other; what branches has to be told what it sees.
-    fn push_guesses(&mut self, draft: &DraftTree, first_position: u32) {
+    /// Appends draft tokens, each at the position that it would have in the text. A chain is computed like any text;
+    /// for a tree that branches it is recorded what each draft token sees.
+    fn push_draft_tokens(&mut self, draft: &DraftTree, first_position: u32) {
         if draft.is_chain() {
             self.tokens.extend(draft.nodes().iter().map(|node| node.token));
             self.positions.extend((first_position..).take(draft.len()));
@@ -167,7 +169,7 @@ impl Batch {
     pub fn rows(&self) -> impl ExactSizeIterator<Item = BatchRow<'_>> {
         self.rows.iter().map(|row| BatchRow {
             tokens: row.tokens,
-            guesses: row.guesses,
+            draft_tokens: row.draft_tokens,
             first_position: row.first_position,
             blocks: &self.blocks[row.blocks.clone()],
             seen: &self.seen[row.seen.clone()],

@@ -5,6 +5,7 @@
 //! token for each sequence is padded to one of a few sizes, each of which is a graph: captured while there is nothing to do, or
 //! the first time, and replayed after that.
 
+mod activation_buffer;
 mod cache;
 mod compute;
 mod draft;
@@ -15,13 +16,12 @@ mod file_matrix;
 mod fit;
 mod graphs;
 mod group;
-mod handover;
 mod input;
 mod inputs;
 mod load;
 mod loaded;
 mod metadata;
-mod moves;
+mod move_buffer;
 mod nodes;
 mod plan;
 mod rank;

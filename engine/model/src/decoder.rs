@@ -1,7 +1,7 @@
-//! A decoder: its weights on a device, and the walk through its layers, which is written here once for every device.
+//! A decoder: the weights on a device, and the forward pass through the layers, which is the same for every device.
 //!
-//! Nothing here names a device. What one computes is a [`Backend`]; how steps are laid out, captured as graphs and waited for is
-//! the business of what drives it.
+//! The code here is independent of the device. A [`Backend`] computes the blocks; its driver lays out steps, captures
+//! them as graphs and waits for them.
 
 mod backend;
 pub(crate) mod kv_layers;
@@ -16,21 +16,22 @@ pub use layer::{Attention, DecoderWeights, FeedForward, Head, Layer, Layout, Mat
 pub use model::{Model, StageModel, TokenMove};
 pub use split::SplitDecoder;
 
-/// A decoder, or a stage of one, on a device.
+/// A decoder, or one pipeline stage of a decoder, on a device.
 pub struct Decoder<B: Backend> {
-    /// The device, with what outlives a step there: the KV cache and room for activations.
+    /// The device, with everything that lives longer than a step: the KV cache and the buffers for activations.
     pub backend: B,
     /// The weights.
     pub weights: DecoderWeights<B>,
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Computes a step: appends keys and values of every token, and leaves logits of the tokens that get them.
+    /// Computes a step: writes K and V of every token to the cache, and leaves the logits of the tokens that have any.
     ///
-    /// A stage that does not embed tokens goes on from the activations that the caller has put into the residual stream.
+    /// A stage that does not embed tokens starts from the activations that the caller has written to the residual
+    /// stream.
     ///
     /// # Errors
-    /// The device's own: nothing more can be computed there.
+    /// The error of the device, which cannot compute anything after it.
     pub fn forward(&mut self, step: &B::Step<'_>) -> Result<(), B::Error> {
         let Decoder { backend, weights } = self;
         if let Some(table) = weights.input_embedding() {
@@ -50,7 +51,7 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// What lets a token see others.
+/// Computes the mixer of a layer.
 fn mix<B: Backend>(backend: &mut B, step: &B::Step<'_>, index: usize, layer: &Layer<B>) -> Result<(), B::Error> {
     match &layer.mixer {
         Mixer::Attention(attention) => {

@@ -1,5 +1,5 @@
-//! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam; before it those of the
-//! earlier stages, where there are any.
+//! The executor on the CPU: a thread that owns the decoder and runs its steps. In a pipeline, the threads of the
+//! earlier stages come before it.
 
 mod chain;
 
@@ -17,88 +17,90 @@ use crate::decoder::{Model, StageModel};
 use crate::panic::guarded;
 use crate::pipeline::{Peer, PipelineError};
 use crate::step::StepRunner;
-use chain::{Chain, Passing, chain};
+use chain::{Chain, StageMessage, chain};
 
-/// What came of a step, or why there will be no more.
-type Outcome = Result<StepOutput, String>;
+/// The output of a step, or why there are no more steps.
+type StepResult = Result<StepOutput, String>;
 
 /// Computes steps on its own thread. Dropping it finishes the steps in flight and ends the thread.
 #[derive(Debug)]
 pub struct CpuExecutor {
     geometry: Geometry,
-    /// Steps that are computed at a time.
+    /// Pipeline stages: so many steps are computed at a time.
     stages: usize,
     next_ticket: u64,
     in_flight: VecDeque<Ticket>,
-    /// Absent while the executor is dropped: its threads end when it is gone.
-    orders: Option<Sender<Order>>,
-    outputs: Receiver<Outcome>,
-    /// Why the worker ended, if a step failed: a later step may find it gone before that one is collected.
+    /// `None` while the executor is dropped, so that its threads end.
+    commands: Option<Sender<Command>>,
+    outputs: Receiver<StepResult>,
+    /// Why the worker ended, if a step failed. A later step may find the thread gone before the failed one is
+    /// collected.
     failure: Arc<OnceLock<String>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What is ordered, one after the other.
-pub(crate) enum Order {
+/// A command to the thread. Commands are run in order.
+pub(crate) enum Command {
     /// Compute a step.
     Step(Ticket, StepPlan),
-    /// Make a piece of what later steps would wait for, and say what came of it.
-    Prepare(Answer<Prepared>),
-    /// Take the memory of keys and values, or give it back, and say what came of it.
-    HoldKv(bool, Answer<()>),
+    /// Prepare one thing that later steps need ([`Executor::prepare`]), and reply.
+    Prepare(Reply<Prepared>),
+    /// Allocate the memory of K and V if true, else free it, and reply.
+    HoldKv(bool, Reply<()>),
 }
 
-/// Where is said what came of something.
-pub(crate) type Answer<T> = Sender<Result<T, String>>;
+/// Where the result of a command is sent.
+pub(crate) type Reply<T> = Sender<Result<T, String>>;
 
-/// Says it, and gives why there will be no more steps, if something failed.
-pub(crate) fn answer<T: Clone, E: Display>(came: Result<T, E>, to: &Answer<T>) -> Result<(), String> {
+/// Sends a result. If it is an error, no more steps can run, and it is returned too.
+pub(crate) fn reply<T: Clone, E: Display>(came: Result<T, E>, to: &Reply<T>) -> Result<(), String> {
     let came = came.map_err(|error| error.to_string());
-    // Whoever asked may have gone.
+    // The asking thread may have dropped the receiver.
     let _ = to.send(came.clone());
     came.map(drop)
 }
 
-/// The same, as what comes out of the thread: nothing, unless it failed.
-fn answered<T: Clone, E: Display>(came: Result<T, E>, to: &Answer<T>) -> Option<Outcome> {
-    answer(came, to).err().map(Err)
+/// Sends a result, and returns the failure as the output of the thread; `None` without failure.
+fn reply_failure<T: Clone, E: Display>(came: Result<T, E>, to: &Reply<T>) -> Option<StepResult> {
+    reply(came, to).err().map(Err)
 }
 
 impl CpuExecutor {
     pub(crate) fn start<M: Model + Send + 'static>(mut runner: StepRunner<M>) -> io::Result<CpuExecutor> {
-        let geometry = *runner.intake().geometry();
-        let (orders, orders_in) = channel();
-        CpuExecutor::spawn(geometry, orders, orders_in, move || {
+        let geometry = *runner.batch_builder().geometry();
+        let (commands, received) = channel();
+        CpuExecutor::spawn(geometry, commands, received, move || {
             runner.confine();
-            move |order| match order {
-                Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
-                Order::Prepare(to) => answered(runner.model_mut().prepare(), &to),
-                Order::HoldKv(held, to) => answered(runner.hold_kv(held), &to),
+            move |command| match command {
+                Command::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
+                Command::Prepare(to) => reply_failure(runner.model_mut().prepare(), &to),
+                Command::HoldKv(held, to) => reply_failure(runner.hold_kv(held), &to),
             }
         })
     }
 
-    /// Of a pipeline whose last stage `runner` computes: what is ordered goes through the others first.
+    /// Starts the executor of a pipeline. `runner` computes the last stage; commands go through the earlier stages
+    /// first.
     pub(crate) fn start_last<M: StageModel + Send + 'static>(
         mut runner: StepRunner<M>,
         earlier: Vec<Peer>,
     ) -> io::Result<CpuExecutor> {
-        let (geometry, stages) = (*runner.intake().geometry(), earlier.len() + 1);
-        let (orders, orders_in) = channel();
-        let Chain { passing, threads } = chain(geometry, M::check, orders_in, earlier)?;
-        let mut executor = CpuExecutor::spawn(geometry, orders, passing, move || {
+        let (geometry, stages) = (*runner.batch_builder().geometry(), earlier.len() + 1);
+        let (commands, received) = channel();
+        let Chain { messages, threads } = chain(geometry, M::check, received, earlier)?;
+        let mut executor = CpuExecutor::spawn(geometry, commands, messages, move || {
             runner.confine();
-            move |passing| match passing {
-                Passing::Step(passed) => Some(runner.run_passed(*passed).map_err(failed_here)),
-                Passing::Prepare(to, earlier) => {
+            move |message| match message {
+                StageMessage::Step(passed) => Some(runner.run_passed(*passed).map_err(failed_here)),
+                StageMessage::Prepare(to, earlier) => {
                     let own = runner.model_mut().prepare().map_err(failed_here);
-                    answered(earlier.join(own, together), &to)
+                    reply_failure(earlier.join(own, together), &to)
                 }
-                Passing::HoldKv(held, to, earlier) => {
+                StageMessage::HoldKv(held, to, earlier) => {
                     let own = runner.hold_kv(held).map_err(failed_here);
-                    answered(earlier.join(own, |(), ()| ()), &to)
+                    reply_failure(earlier.join(own, |(), ()| ()), &to)
                 }
-                Passing::Lost(why) => Some(Err(why)),
+                StageMessage::Lost(why) => Some(Err(why)),
             }
         })?;
         executor.stages = stages;
@@ -106,10 +108,10 @@ impl CpuExecutor {
         Ok(executor)
     }
 
-    /// `prepare` is called on the new thread and gives what does there what comes.
-    fn spawn<T: Send + 'static, R: FnMut(T) -> Option<Outcome>>(
+    /// Starts a thread. `prepare` is called on it, and returns the function that runs what is received.
+    fn spawn<T: Send + 'static, R: FnMut(T) -> Option<StepResult>>(
         geometry: Geometry,
-        orders: Sender<Order>,
+        commands: Sender<Command>,
         coming: Receiver<T>,
         prepare: impl FnOnce() -> R + Send + 'static,
     ) -> io::Result<CpuExecutor> {
@@ -118,21 +120,21 @@ impl CpuExecutor {
         let why = failure.clone();
         let work = move || work(prepare(), &coming, &outputs_out, &why);
         let threads = vec![thread::Builder::new().name("executor".into()).spawn(work)?];
-        let (in_flight, orders) = (VecDeque::new(), Some(orders));
-        Ok(CpuExecutor { geometry, stages: 1, next_ticket: 0, in_flight, orders, outputs, failure, threads })
+        let (in_flight, commands) = (VecDeque::new(), Some(commands));
+        Ok(CpuExecutor { geometry, stages: 1, next_ticket: 0, in_flight, commands, outputs, failure, threads })
     }
 
-    fn order(&self, order: Order) -> Result<(), ExecutorError> {
-        match self.orders.as_ref().map(|orders| orders.send(order)) {
+    fn command(&self, command: Command) -> Result<(), ExecutorError> {
+        match self.commands.as_ref().map(|commands| commands.send(command)) {
             Some(Ok(())) => Ok(()),
             _ => Err(self.gone()),
         }
     }
 
-    /// Orders something and waits for what comes of it.
-    fn ask<T>(&self, order: impl FnOnce(Answer<T>) -> Order) -> Result<T, ExecutorError> {
+    /// Sends a command and waits for the reply.
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ExecutorError> {
         let (to, heard) = channel();
-        self.order(order(to))?;
+        self.command(command(to))?;
         heard.recv().map_err(|_| self.gone())?.map_err(ExecutorError)
     }
 
@@ -141,7 +143,7 @@ impl CpuExecutor {
     }
 }
 
-/// How far all stages are, which have steps of the same sizes: as far as the one that is behind.
+/// Progress of preparation of two stages together: as far as the slower one.
 fn together(one: Prepared, other: Prepared) -> Prepared {
     Prepared { done: one.done.min(other.done), all: one.all.max(other.all), advanced: one.advanced || other.advanced }
 }
@@ -150,7 +152,7 @@ fn failed_here(error: impl Display) -> String {
     PipelineError::Step(error.to_string()).to_string()
 }
 
-/// Whether a step may be submitted while so many are in flight, of which there may be `most`.
+/// Checks that a step is within the bounds and that fewer than `most` steps are in flight.
 pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize, most: usize) -> Result<(), ExecutorError> {
     let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
     let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
@@ -166,7 +168,7 @@ pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize, most
     Ok(())
 }
 
-/// Whether a ticket is the oldest in flight.
+/// Checks that a ticket is that of the oldest step in flight.
 pub(crate) fn check_oldest(ticket: Ticket, oldest: Option<Ticket>) -> Result<(), ExecutorError> {
     match oldest == Some(ticket) {
         true => Ok(()),
@@ -186,7 +188,7 @@ impl Executor for CpuExecutor {
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
         check(&self.geometry, &plan, self.in_flight.len(), self.stages.max(MAX_IN_FLIGHT))?;
         let ticket = Ticket(self.next_ticket);
-        self.order(Order::Step(ticket, plan))?;
+        self.command(Command::Step(ticket, plan))?;
         self.next_ticket += 1;
         self.in_flight.push_back(ticket);
         Ok(ticket)
@@ -202,29 +204,30 @@ impl Executor for CpuExecutor {
     }
 
     fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
-        self.ask(Order::Prepare)
+        self.ask(Command::Prepare)
     }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
-        self.ask(|to| Order::HoldKv(held, to))
+        self.ask(|to| Command::HoldKv(held, to))
     }
 }
 
 impl Drop for CpuExecutor {
     fn drop(&mut self) {
-        self.orders = None;
+        self.commands = None;
         for thread in self.threads.drain(..) {
-            // They catch the panics of steps; there is nothing in their results.
+            // The threads catch the panics of steps, so their results carry nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// Does what comes until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
+/// Runs what is received until the executor is dropped or a step fails or panics; after that the state of the decoder
+/// is unknown.
 fn work<T>(
-    mut run: impl FnMut(T) -> Option<Outcome>,
+    mut run: impl FnMut(T) -> Option<StepResult>,
     coming: &Receiver<T>,
-    outputs: &Sender<Outcome>,
+    outputs: &Sender<StepResult>,
     failure: &OnceLock<String>,
 ) {
     for what in coming {
@@ -257,13 +260,13 @@ mod tests {
         groups: KvGroups::ONE,
     };
 
-    fn spawn<R: FnMut(Order) -> Option<Outcome>>(prepare: impl FnOnce() -> R + Send + 'static) -> CpuExecutor {
-        let (orders, orders_in) = channel();
-        CpuExecutor::spawn(GEOMETRY, orders, orders_in, prepare).unwrap()
+    fn spawn<R: FnMut(Command) -> Option<StepResult>>(prepare: impl FnOnce() -> R + Send + 'static) -> CpuExecutor {
+        let (commands, received) = channel();
+        CpuExecutor::spawn(GEOMETRY, commands, received, prepare).unwrap()
     }
 
-    fn numbered(order: Order) -> Option<Outcome> {
-        let Order::Step(ticket, _) = order else { return None };
+    fn numbered(command: Command) -> Option<StepResult> {
+        let Command::Step(ticket, _) = command else { return None };
         Some(Ok(StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 }))
     }
 
@@ -282,10 +285,10 @@ mod tests {
     #[test]
     fn a_panic_is_an_error_for_every_step_and_never_a_hang() {
         const WORDS: &str = "the executor failed: a step panicked: block 7 is not there";
-        let mut executor = spawn(|| |_: Order| panic!("block {} is not there", 7));
+        let mut executor = spawn(|| |_: Command| panic!("block {} is not there", 7));
         let first = executor.submit(StepPlan::default()).unwrap();
         assert_eq!(executor.collect(first).unwrap_err().to_string(), WORDS);
-        // Others are queued behind the panic, until one finds the thread gone.
+        // Steps are queued after the panic until one finds the thread gone.
         let mut is_gone = false;
         while !is_gone {
             let submitted = executor.submit(StepPlan::default());

@@ -1,7 +1,8 @@
-//! The ranks of a tensor-parallel group, driven as one: each has a thread, its part of the weights and its own device.
+//! The ranks of a tensor-parallel group, driven as one model. Each rank has a thread, its part of the weights and its
+//! own device.
 //!
-//! All get the same calls in the same order, and meet in their collectives. The first rank computes on the calling thread; logits
-//! and activations are read from it.
+//! All ranks get the same calls in the same order, and meet in their collectives. The first rank computes on the
+//! calling thread; logits and activations are read from it.
 
 use std::convert::identity;
 use std::io;
@@ -19,25 +20,25 @@ use crate::panic::message;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::tier::Tier;
 
-/// One rank's part of a decoder, or of a stage of one, on its device.
+/// The part of a decoder, or of one stage, that one rank has on its device.
 pub trait Rank: StageModel + Send + Sized + 'static {
-    /// Whether calls return before the device has computed what they ask for.
+    /// Whether calls return before the device has computed.
     const ENQUEUES: bool = false;
 
-    /// Tells the other ranks not to wait for this one any more.
+    /// Makes the other ranks stop waiting for this one.
     fn leave(&self, why: &str);
 
-    /// Why nothing can be computed any more, where a rank of the group has left and this one goes on all the same.
+    /// Why the group cannot compute any more, if a rank has left; `None` while all ranks are there.
     fn why_left(&self) -> Option<Self::Error> {
         None
     }
 
-    /// Waits for all that was enqueued.
+    /// Waits for all enqueued work.
     fn synchronize(&self) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// As [`Model::prepare`], of the whole group.
+    /// As [`Model::prepare`], for the whole group.
     fn prepare_group(_group: &mut Ranks<Self>) -> Result<Prepared, Self::Error> {
         Ok(Prepared::default())
     }
@@ -50,21 +51,21 @@ pub struct Ranks<R: Rank> {
     others: Vec<Follower<R>>,
 }
 
-/// The thread of a rank that is not the first.
+/// The thread of a rank other than the first.
 #[derive(Debug)]
 struct Follower<R: Rank> {
     calls: Sender<Call<R>>,
     thread: JoinHandle<R>,
 }
 
-/// What a rank is to do.
+/// Work for a rank.
 type Call<R> = Box<dyn Fn(&mut R) -> Result<(), <R as Model>::Error> + Send>;
 
 impl<R: Rank> Ranks<R> {
-    /// A group of `first` and `others`, which are in the order of ranks.
+    /// Starts a group of `first` and `others`, in the order of ranks.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// A thread cannot be started.
     pub fn start(first: R, others: Vec<R>) -> io::Result<Ranks<R>> {
         let mut ranks = Ranks::alone(first);
         for (index, rank) in others.into_iter().enumerate() {
@@ -73,12 +74,12 @@ impl<R: Rank> Ranks<R> {
         Ok(ranks)
     }
 
-    /// One rank that has the whole decoder.
+    /// A single rank with the whole decoder.
     pub(crate) fn alone(rank: R) -> Ranks<R> {
         Ranks { first: rank, others: Vec::new() }
     }
 
-    /// How many there are.
+    /// Number of ranks.
     pub fn count(&self) -> usize {
         self.others.len() + 1
     }
@@ -88,12 +89,12 @@ impl<R: Rank> Ranks<R> {
         &self.first
     }
 
-    /// The same, to change.
+    /// The first rank, mutable.
     pub(crate) fn first_mut(&mut self) -> &mut R {
         &mut self.first
     }
 
-    /// Has every rank but the first do something.
+    /// Enqueues a call on every rank but the first.
     pub(crate) fn tell<C>(&self, call: impl FnOnce() -> C)
     where
         C: Fn(&mut R) -> Result<(), R::Error> + Send + Sync + 'static,
@@ -104,15 +105,15 @@ impl<R: Rank> Ranks<R> {
         let call = Arc::new(call());
         for other in &self.others {
             let call = Arc::clone(&call);
-            // A rank that has ended has left the group, and the first one hears why when it waits.
+            // A rank that has ended has left the group; the first rank learns why when it waits.
             let _ = other.calls.send(Box::new(move |rank| call(rank)));
         }
     }
 
-    /// Has every rank do something, and gives what came of it on the first.
+    /// Runs a call on every rank, and returns the result of the first without waiting for the others.
     ///
     /// # Errors
-    /// The first rank's, or why another has left.
+    /// The error of the first rank, or why another rank has left.
     pub(crate) fn each<C>(&mut self, call: C) -> Result<(), R::Error>
     where
         C: Fn(&mut R) -> Result<(), R::Error> + Clone + Send + Sync + 'static,
@@ -122,7 +123,7 @@ impl<R: Rank> Ranks<R> {
         self.checked(done)
     }
 
-    /// The same, and waits until all have done it.
+    /// As [`Ranks::each`], but waits until all ranks have run the call.
     pub(crate) fn each_to_its_end<C>(&mut self, call: C) -> Result<(), R::Error>
     where
         C: Fn(&mut R) -> Result<(), R::Error> + Clone + Send + Sync + 'static,
@@ -130,7 +131,7 @@ impl<R: Rank> Ranks<R> {
         let (say_done, heard_done) = channel::<()>();
         let other = call.clone();
         self.tell(move || {
-            // Gone with the call: a rank that fails has left by then.
+            // Dropped with the call: a rank that fails has left by then.
             move |rank: &mut R| {
                 let _done = &say_done;
                 other(rank)
@@ -141,13 +142,13 @@ impl<R: Rank> Ranks<R> {
         self.checked(done)
     }
 
-    /// What every rank says to a question; nothing of those that have left.
+    /// The answers of all ranks to a question; those that have left do not answer.
     pub(crate) fn ask<T: Send + 'static>(&self, question: impl Fn(&R) -> T + Clone + Send + Sync + 'static) -> Vec<T> {
         let (say, heard) = channel();
         let other = question.clone();
         self.tell(move || {
             move |rank: &mut R| {
-                // Whoever asked may have failed and gone.
+                // The asking thread may have failed and dropped the receiver.
                 let _ = say.send(other(rank));
                 Ok(())
             }
@@ -155,7 +156,7 @@ impl<R: Rank> Ranks<R> {
         [question(&self.first)].into_iter().chain(heard).collect()
     }
 
-    /// What came of the first rank's part, unless a rank has left: what is computed then means nothing.
+    /// The result of the first rank, unless a rank has left: then the result is invalid, and the reason is returned.
     pub(crate) fn checked<T>(&self, result: Result<T, R::Error>) -> Result<T, R::Error> {
         if let Err(error) = &result {
             self.first.leave(&error.to_string());
@@ -166,8 +167,8 @@ impl<R: Rank> Ranks<R> {
         }
     }
 
-    /// Has the other ranks wait for what they enqueued, as the first one is about to.
-    fn settle_others(&self) {
+    /// Makes the other ranks wait for their enqueued work; the caller then waits for the first.
+    fn synchronize_others(&self) {
         if R::ENQUEUES {
             self.tell(|| |rank: &mut R| rank.synchronize());
         }
@@ -209,9 +210,9 @@ impl<R: Rank> Model for Ranks<R> {
         self.checked(done)
     }
 
-    /// By the first rank, on which logits are whole.
+    /// The first rank samples: it has the complete logits.
     fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, R::Error> {
-        self.settle_others();
+        self.synchronize_others();
         let sampled = self.first.sample(tasks);
         self.checked(sampled)
     }
@@ -220,13 +221,13 @@ impl<R: Rank> Model for Ranks<R> {
         self.each(move |rank| rank.copy_block(from, to))
     }
 
-    /// An error with more ranks than one, whose parts a slot has no room for.
+    /// An error with several ranks: a swap slot has no room for the parts of all.
     fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SwapSlotId) -> io::Result<()> {
         self.refuse_several()?;
         self.first.store_block(tier, block, slot)
     }
 
-    /// An error with more ranks than one.
+    /// An error with several ranks.
     fn load_block(&mut self, tier: &mut dyn Tier, slot: SwapSlotId, block: BlockId) -> io::Result<()> {
         self.refuse_several()?;
         self.first.load_block(tier, slot, block)
@@ -245,7 +246,7 @@ impl<R: Rank> Model for Ranks<R> {
     }
 }
 
-/// A step is waited for before the next one is issued: activations go through the host.
+/// Each step ends before the next one is issued, because activations go through host memory.
 impl<R: Rank> StageModel for Ranks<R> {
     fn hidden(&self) -> usize {
         self.first.hidden()
@@ -264,9 +265,9 @@ impl<R: Rank> StageModel for Ranks<R> {
         self.checked(done)
     }
 
-    /// Those of the first rank: all hold the same.
+    /// The activations of the first rank: all ranks have the same.
     fn activations(&mut self, tokens: usize) -> Result<Vec<f32>, R::Error> {
-        self.settle_others();
+        self.synchronize_others();
         let activations = self.first.activations(tokens);
         self.checked(activations)
     }
@@ -274,11 +275,11 @@ impl<R: Rank> StageModel for Ranks<R> {
 
 impl<R: Rank> Drop for Ranks<R> {
     fn drop(&mut self) {
-        // A rank that waits for another would wait for ever.
+        // A rank in a collective would wait for ever.
         self.first.leave("the group has ended");
-        // A device that is lost has nothing to wait for.
+        // There is nothing to wait for on a lost device.
         let _ = self.first.synchronize();
-        // Ranks may read each other's memory: none gives it back before all have ended.
+        // Ranks may read each other's memory, so none is dropped before all threads have ended.
         let ended: Vec<Option<R>> = self.others.drain(..).map(Follower::end).collect();
         drop(ended);
     }
@@ -292,25 +293,26 @@ impl<R: Rank> Follower<R> {
         Ok(Follower { calls, thread })
     }
 
-    /// Ends the thread, and gives the rank, whose device has come to rest.
+    /// Ends the thread and returns the rank, whose device is idle then.
     fn end(self) -> Option<R> {
         drop(self.calls);
         self.thread.join().ok()
     }
 }
 
-/// A rank's life. After an error or a panic its state is unknown, so it leaves the group; its memory stays until all have ended.
+/// The thread of a rank. After an error or a panic the state of the rank is unknown, so it leaves the group; its memory
+/// stays allocated until all ranks have ended.
 fn follow<R: Rank>(mut rank: R, calls: &Receiver<Call<R>>) -> R {
     rank.confine();
     for call in calls {
         let attempt = catch_unwind(AssertUnwindSafe(|| call(&mut rank).map_err(|error| error.to_string())));
-        // The call goes last: who waits for its end finds a rank that has failed gone.
+        // The call is dropped last: whoever waits for its end finds that a failed rank has left.
         if let Err(why) = attempt.map_err(|panic| message(panic.as_ref())).and_then(identity) {
             rank.leave(&why);
             break;
         }
     }
-    // A device that is lost has nothing to wait for.
+    // There is nothing to wait for on a lost device.
     let _ = rank.synchronize();
     rank
 }

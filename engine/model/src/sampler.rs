@@ -1,9 +1,9 @@
-//! Draws a token from logits: the same logits, parameters, history and position give the same token, whatever ran
-//! beside it.
+//! Draws a token from logits. The token depends on logits, parameters, history and position alone, not on other rows of
+//! the step.
 //!
-//! In this order: adjustments of single tokens (`sampler::adjust`), temperature, `min_p`, `top_k`, `typical_p`, `top_p`,
-//! each on what the ones before kept. The whole vocabulary is sorted for `typical_p` alone: `top_p` looks for its set
-//! among the most likely tokens, a growing number of them. Log probabilities are those of the model, before all of it.
+//! The order is: adjustments of single tokens (`sampler::adjust`), temperature, `min_p`, `top_k`, `typical_p`, `top_p`,
+//! each applied to the tokens that the ones before kept. Only `typical_p` sorts the whole vocabulary: `top_p` searches
+//! a growing number of the most likely tokens. Log probabilities are those of the model, before all of this.
 
 mod adjust;
 mod filters;
@@ -20,66 +20,67 @@ use crate::sampler::philox::uniform;
 pub(crate) use adjust::{Edit, allowed_words, edits};
 use logprobs::Distribution;
 
-/// What to do with one row of logits.
+/// The task for one row of logits.
 #[derive(Clone, Copy, Debug)]
 pub enum RowTask<'a> {
     /// Draw a token.
     Draw(Draw<'a>),
-    /// Tell what the model thinks of a token that is known.
+    /// Report the log probability of a known token.
     Score {
         /// The token.
         target: TokenId,
-        /// How many most likely tokens to tell of beside it.
+        /// Number of most likely tokens to report beside it.
         top: u32,
     },
 }
 
-/// What to draw from one row of logits.
+/// A draw from one row of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw<'a> {
     /// The distribution.
     pub sampling: &'a Sampling,
     /// Tokens that must not be drawn.
     pub banned: &'a [TokenId],
-    /// The prompt, where [`Sampling::reads_history`].
+    /// The prompt, if [`Sampling::reads_history`].
     pub prompt: &'a [TokenId],
-    /// The tokens generated so far, where [`Sampling::reads_history`].
+    /// The tokens generated so far, if [`Sampling::reads_history`].
     pub generated: &'a [TokenId],
-    /// The only tokens that may be drawn, where something decides it.
+    /// The token mask; `None` if all tokens are allowed.
     pub allowed: Option<&'a TokenSet>,
     /// The position that the drawn token will have in its sequence.
     pub position: u32,
-    /// Tell the drawn token's log probability, and of so many most likely ones.
+    /// Number of most likely tokens to report with the log probability of the drawn one; `None` for no log
+    /// probabilities.
     pub logprobs: Option<u32>,
 }
 
-/// A token, drawn or known, and what the model thinks of it if that was asked.
+/// A drawn or known token, with its log probability if that was asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawn {
     /// The token.
     pub token: TokenId,
-    /// Its log probability, and those of the most likely ones.
+    /// Log probabilities of the token and of the most likely ones.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Why no token can be drawn from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// The model overflowed, or its weights are damaged.
+    /// A logit is not finite: the model overflowed, or its weights are damaged.
     #[error("the model gave a logit that is not finite, for token {token}")]
     NotFinite {
         /// The first such token.
         token: TokenId,
     },
-    /// Nothing is left.
+    /// No token is allowed.
     #[error("every token is banned")]
     AllBanned,
-    /// A token to score that has no logit.
+    /// The token to score is not in the vocabulary.
     #[error("token {token} is outside the model's vocabulary of {vocabulary}")]
     Unknown {
         /// The token.
         token: TokenId,
-        /// Logits there are.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
 }
@@ -95,7 +96,7 @@ impl From<SampleError> for SequenceFailure {
     }
 }
 
-/// Does what `task` says with a row of logits, which are overwritten.
+/// Runs the task on a row of logits, which are overwritten.
 pub fn sample(logits: &mut [f32], task: &RowTask<'_>) -> Result<Drawn, SampleError> {
     check_finite(logits)?;
     match task {
@@ -128,7 +129,7 @@ fn draw_token(logits: &mut [f32], draw: &Draw<'_>) -> Result<TokenId, SampleErro
     }
 }
 
-/// Looks at all logits without a branch for each.
+/// Checks all logits without a branch for each.
 fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
     const INFINITY: u32 = f32::INFINITY.to_bits();
     let magnitude = |logit: &f32| logit.to_bits() & !(1 << 31);

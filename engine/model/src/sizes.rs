@@ -39,7 +39,7 @@ pub struct LoadOptions {
     pub activations: ActivationType,
     /// Whether GPUs round, to 8 bits in blocks of 32, what multiplies the integers of a GGUF file. Without, and with other weights,
     /// that is bf16.
-    pub inputs_in_bytes: bool,
+    pub int8_activations: bool,
     /// What float weights become; absent for what they are.
     pub quantization: Option<Quantization>,
     /// Whether no token may depend on what is computed beside it. Without, many tokens are multiplied otherwise than few: on GPUs
@@ -79,7 +79,7 @@ impl Default for LoadOptions {
             expert_parallel: false,
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
-            inputs_in_bytes: false,
+            int8_activations: false,
             quantization: None,
             batch_invariant: true,
             kv_data_type: KvDataType::Bf16,
@@ -108,7 +108,7 @@ impl LoadOptions {
 
     /// The same on a GPU.
     pub(crate) fn choices_on_cuda(&self) -> BTreeMap<String, String> {
-        let activations = if self.inputs_in_bytes { "int8" } else { "bf16" };
+        let activations = if self.int8_activations { "int8" } else { "bf16" };
         self.choices(activations)
     }
 

@@ -15,7 +15,7 @@ use crate::finding::{Figure, Finding};
 use crate::model::Model;
 use crate::parts::Tell;
 
-/// What is continued by all whose answers are compared: it repeats itself, so that guesses hold.
+/// What is continued by all whose answers are compared: it repeats itself, so that draft tokens hold.
 const PROMPT: &str = "One, two, three, four, five, six. One, two, three, four, five, six. One, two, three,";
 /// Tokens of every answer.
 const TOKENS: usize = 64;
@@ -23,9 +23,9 @@ const TOKENS: usize = 64;
 const CLIENTS: [usize; 3] = [1, 16, 64];
 /// Seconds that an engine may serve.
 const LONGEST_SECONDS: u32 = 55;
-const GUESSES: &str = r#"{"method": "ngram", "num_speculative_tokens": 4}"#;
+const SPECULATIVE_CONFIG: &str = r#"{"method": "ngram", "num_speculative_tokens": 4}"#;
 
-/// Starts the program, asks it, has it sleep, and ends it; and again with guesses.
+/// Starts the program, asks it, has it sleep, and ends it; and again with draft tokens.
 pub fn measure(program: &Path, model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
     if *model == Model::Generated {
         println!("SKIPPED: a server needs a model's file, with its tokenizer");
@@ -41,13 +41,13 @@ pub fn measure(program: &Path, model: &Model, tell: &mut Tell<'_>) -> Outcome<()
     tell_device(&engine, model, tell)?;
     tell_rest(&engine, &alone, tell)?;
     tell(Finding::check("it ends when it is told to", engine.end()?.success()));
-    let guessing = Engine::start(program, model, &["--speculative-config", GUESSES])?;
-    tell(Finding::check("an answer with guesses is what it is without", guessing.answer(PROMPT)? == alone));
-    let held = guessing.held()?;
-    tell(Figure::new("guesses of that answer that held", held, "tokens").into());
+    let drafting = Engine::start(program, model, &["--speculative-config", SPECULATIVE_CONFIG])?;
+    tell(Finding::check("an answer with draft tokens is what it is without", drafting.answer(PROMPT)? == alone));
+    let accepted = drafting.accepted()?;
+    tell(Figure::new("accepted draft tokens of that answer", accepted, "tokens").into());
     // The simulator has no text that would repeat itself.
-    tell(Finding::check("some of its guesses held", held > 0.0 || model.is_dry()));
-    tell(Finding::check("with guesses it ends when it is told to", guessing.end()?.success()));
+    tell(Finding::check("some of its draft tokens were accepted", accepted > 0.0 || model.is_dry()));
+    tell(Finding::check("with draft tokens it ends when it is told to", drafting.end()?.success()));
     Ok(())
 }
 
@@ -200,8 +200,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Guesses that held since it started.
-    fn held(&self) -> Outcome<f64> {
+    /// Draft tokens that were accepted since it started.
+    fn accepted(&self) -> Outcome<f64> {
         let metrics = ureq::get(format!("http://{}/metrics", self.admin)).call()?.into_body().read_to_string()?;
         let held = metrics
             .lines()

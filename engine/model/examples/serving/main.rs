@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --release -p windlass-engine-model --example serving -- MODEL.gguf speculation|stages|swap
 //! ```
-//! - `speculation`: tokens per second with guesses and without, on text that repeats its prompt and on text that does
+//! - `speculation`: tokens per second with draft tokens and without, on text that repeats its prompt and on text that does
 //!   not, alone and in a batch; the answers are compared byte by byte.
 //! - `stages`: tokens per second of a long prompt, of one answer and of sixteen: in one process, and in two that share the
 //!   layers.

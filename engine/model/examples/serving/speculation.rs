@@ -1,4 +1,4 @@
-//! With guesses and without.
+//! With draft tokens and without.
 
 use std::error::Error;
 
@@ -11,7 +11,7 @@ use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load};
 
 const ROUNDS: usize = 3;
 const TOKENS: u32 = 96;
-const GUESSES: u32 = 8;
+const MAX_DRAFT_TOKENS: u32 = 8;
 
 type Way = (&'static str, fn() -> Option<Box<dyn Proposer>>);
 const WAYS: [Way; 3] = [
@@ -29,7 +29,7 @@ pub fn measure(file: &Checkpoint) -> Result<(), Box<dyn Error>> {
         ("prose, temperature 1", unlike(1)),
         ("prose, temperature 1, 8 sequences", unlike(8)),
     ];
-    println!("{TOKENS} tokens an answer, up to {GUESSES} guesses a step, medians of {ROUNDS}\n");
+    println!("{TOKENS} tokens an answer, up to {MAX_DRAFT_TOKENS} draft tokens a step, medians of {ROUNDS}\n");
     println!("| text | tok/s | ngram | suffix |\n|---|---|---|---|");
     for (name, requests) in &texts {
         let mut speeds = [const { Vec::new() }; WAYS.len()];
@@ -42,7 +42,7 @@ pub fn measure(file: &Checkpoint) -> Result<(), Box<dyn Error>> {
                 let tokens: usize = found.iter().map(|answer| answer.len() - 1).sum();
                 speeds.push(tokens as f64 / decode_seconds);
                 if *answers.get_or_insert_with(|| found.clone()) != found {
-                    return Err(format!("{name}: guesses changed an answer").into());
+                    return Err(format!("{name}: draft tokens changed an answer").into());
                 }
             }
         }
@@ -56,7 +56,7 @@ fn engine(file: &Checkpoint, proposer: Option<Box<dyn Proposer>>) -> Result<Engi
     let options = LoadOptions { kv: KvBudget::Blocks(512), max_model_tokens: Some(2048), ..LoadOptions::default() };
     let engine = Engine::new(load(file, &options)?.executor, PLAIN);
     Ok(match proposer {
-        Some(proposer) => engine.with_proposer(proposer, GUESSES),
+        Some(proposer) => engine.with_proposer(proposer, MAX_DRAFT_TOKENS),
         None => engine,
     })
 }

@@ -1,6 +1,6 @@
-//! What CPU ranks share: a place where each lays its values down, and a barrier.
+//! Collectives of CPU ranks: buffers that all ranks read, and a barrier.
 //!
-//! Sums are taken in the order of ranks on every rank, so all of them hold the same bits whoever came first.
+//! Sums are computed in the order of ranks on every rank, so all ranks get the same bits, whichever came first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -8,37 +8,37 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::{Pool, ops};
 
-/// How long a rank waits actively for the others: longer than they differ by, shorter than a time slice.
+/// How long a rank spins before it sleeps: longer than ranks usually differ, shorter than a time slice.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// One rank's membership in a group.
+/// One rank of a group.
 #[derive(Debug)]
 pub(crate) struct Member {
     rank: usize,
     group: Arc<Group>,
-    /// Which of the two sets of places is next: one may still be read while the other is written.
-    turn: usize,
+    /// Index of the set of buffers to write next: the other set may still be read.
+    buffer: usize,
 }
 
 #[derive(Debug)]
 struct Group {
     barrier: Barrier,
-    /// By turn, then by rank.
-    places: [Vec<RwLock<Vec<f32>>>; 2],
+    /// Two sets of buffers, one for each rank.
+    buffers: [Vec<RwLock<Vec<f32>>>; 2],
 }
 
 impl Member {
-    /// The members of a group of `ranks`.
+    /// Makes the members of a group of `ranks`.
     pub fn group(ranks: usize) -> Vec<Member> {
-        let places = || (0..ranks).map(|_| RwLock::default()).collect();
-        let group = Arc::new(Group { barrier: Barrier::new(ranks), places: [places(), places()] });
-        (0..ranks).map(|rank| Member { rank, group: Arc::clone(&group), turn: 0 }).collect()
+        let buffers = || (0..ranks).map(|_| RwLock::default()).collect();
+        let group = Arc::new(Group { barrier: Barrier::new(ranks), buffers: [buffers(), buffers()] });
+        (0..ranks).map(|rank| Member { rank, group: Arc::clone(&group), buffer: 0 }).collect()
     }
 
-    /// Adds up every rank's `values`, of which all have equally many.
+    /// Replaces `values` by their sum over all ranks, which have equally many.
     ///
     /// # Panics
-    /// When another rank has failed.
+    /// If another rank has failed.
     pub fn all_reduce(&mut self, pool: &Pool, values: &mut [f32]) {
         if self.is_alone() {
             return;
@@ -48,11 +48,11 @@ impl Member {
         parts[1..].iter().for_each(|part| ops::add(pool, values, part));
     }
 
-    /// Puts every rank's columns side by side in `values` of the first rank: there its `rows` rows of own columns
-    /// become whole ones.
+    /// Gathers the columns of all ranks in `values` of the first rank: its `rows` rows of own columns become complete
+    /// rows.
     ///
     /// # Panics
-    /// When another rank has failed.
+    /// If another rank has failed.
     pub fn gather_columns(&mut self, rows: usize, own_columns: usize, values: &mut [f32]) {
         if self.is_alone() {
             return;
@@ -70,7 +70,7 @@ impl Member {
         }
     }
 
-    /// Tells the others not to wait for this rank any more.
+    /// Makes the other ranks stop waiting for this one.
     pub fn leave(&self, why: &str) {
         self.group.barrier.fail(format!("rank {} of {} has left: {why}", self.rank, self.group.barrier.ranks));
     }
@@ -79,28 +79,28 @@ impl Member {
         self.group.barrier.ranks == 1
     }
 
-    /// Lays `own` down, waits for all, and gives what they laid down.
+    /// Publishes `own`, waits for all ranks, and returns what they published.
     fn exchange(&mut self, own: &[f32]) -> Vec<RwLockReadGuard<'_, Vec<f32>>> {
-        let places = &self.group.places[self.turn];
-        self.turn = 1 - self.turn;
-        let mut place = places[self.rank].write().unwrap_or_else(PoisonError::into_inner);
-        place.clear();
-        place.extend_from_slice(own);
-        drop(place);
+        let buffers = &self.group.buffers[self.buffer];
+        self.buffer = 1 - self.buffer;
+        let mut own_buffer = buffers[self.rank].write().unwrap_or_else(PoisonError::into_inner);
+        own_buffer.clear();
+        own_buffer.extend_from_slice(own);
+        drop(own_buffer);
         if let Err(why) = self.group.barrier.wait() {
             panic!("{why}");
         }
-        places.iter().map(|place| place.read().unwrap_or_else(PoisonError::into_inner)).collect()
+        buffers.iter().map(|own_buffer| own_buffer.read().unwrap_or_else(PoisonError::into_inner)).collect()
     }
 }
 
-/// Lets nobody on until all have come, unless one has failed.
+/// A barrier: nobody passes until all ranks have come, or one has failed.
 #[derive(Debug)]
 struct Barrier {
     ranks: usize,
     state: Mutex<Waiting>,
     changed: Condvar,
-    /// Times that all have come.
+    /// How many times all ranks have come.
     round: AtomicU64,
 }
 
@@ -141,7 +141,7 @@ impl Barrier {
         Ok(())
     }
 
-    /// Whether all have come now.
+    /// Whether all ranks have come.
     fn arrive(&self) -> Result<bool, String> {
         let mut state = self.state();
         if let Some(why) = &state.failed {
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// What each rank holds after `task`.
+    /// The values of each rank after `task`.
     fn on_ranks<T: Send>(ranks: usize, task: impl Fn(usize, &mut Member) -> T + Sync) -> Vec<T> {
         let task = &task;
         thread::scope(|scope| {

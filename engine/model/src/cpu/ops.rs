@@ -9,7 +9,7 @@ use windlass_kernels::{Activations, KvCache, KvLayout, KvType, PackedMatrix, Poo
 use super::collectives::Member;
 use crate::batch::{Batch, BatchRow};
 use crate::config::{Activation, DecoderConfig, RopeConfig};
-use crate::decoder::kv_layers::{KvLayers, KvPlace};
+use crate::decoder::kv_layers::{KvLayers, KvLocation};
 
 /// The thread pool, the KV cache, the rotary tables, and the quantized copy of a product's input.
 #[derive(Debug)]
@@ -205,7 +205,7 @@ impl CpuOps {
     /// Writes keys and values into their blocks.
     pub(super) fn append_kv(&mut self, step: &CpuStep<'_>, layer: usize, key: &[f32], value: &[f32]) {
         let values = step.tokens() * self.config.kv_width();
-        let KvPlace { group, index } = self.kv_layers.place(layer);
+        let KvLocation { group, index } = self.kv_layers.location(layer);
         ops::append_kv(&self.pool, &mut self.cache, index, &step.rows[group], &key[..values], &value[..values]);
     }
 
@@ -216,7 +216,7 @@ impl CpuOps {
         let DecoderConfig { attention_scale, attention_soft_cap, heads, .. } = self.config;
         let scoring =
             Scoring { scale: attention_scale, soft_cap: attention_soft_cap, window: self.config.window(layer) };
-        let KvPlace { group, index } = self.kv_layers.place(layer);
+        let KvLocation { group, index } = self.kv_layers.location(layer);
         ops::paged_attention(&self.pool, &self.cache, index, heads, scoring, &step.rows[group], query, out);
     }
 

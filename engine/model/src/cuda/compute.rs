@@ -172,37 +172,37 @@ impl Backend for CudaBackend {
         attention: &Attention<CudaBackend>,
     ) -> Result<(), DriverError> {
         let CudaBackend { config, ropes, metadata, work, kv_layers, cache, .. } = self;
-        let (heads, place) = (heads(config), kv_layers.place(index));
+        let (heads, location) = (heads(config), kv_layers.location(index));
         let Workspace { residual, normed, projected, query, inputs, .. } = work;
         let input = Input::Norm(norm(residual, &layer.mixer_norm, step, config), normed);
         let width = step.counts.tokens * heads.projected_width();
         inputs.multiply(step.stream, &attention.qkv, input, Output::Bf16(projected.slice_mut(0..width)))?;
-        let places = Places { positions: metadata.positions(), slots: metadata.slots(place.group) };
+        let places = Places { positions: metadata.positions(), slots: metadata.slots(location.group) };
         let query = query.slice_mut(0..step.counts.tokens * heads.query_width());
         let placement = placement(attention, config, &ropes[config.rope_index(index)]);
-        let pages = cache.pages_mut(place.index);
+        let pages = cache.pages_mut(location.index);
         ops::place_heads(step.stream, heads, placement, projected.slice(0..width), places, query, pages)
     }
 
     /// Rows of one token, split over their keys, and rows of several, in tiles, with those whose draft tokens branch behind.
     fn attend(&mut self, step: &CudaStep<'_>, index: usize) -> Result<(), DriverError> {
         let CudaBackend { config, metadata, work, kv_layers, cache, .. } = self;
-        let (shape, place) = (attention_shape(config, index), kv_layers.place(index));
+        let (shape, location) = (attention_shape(config, index), kv_layers.location(index));
         let (counts, stream) = (step.counts, step.stream);
         let values = counts.tokens * config.query_width();
         let Workspace { query, attended, splits, .. } = work;
-        let (query, pages, out) = (query.slice(0..values), cache.pages(place.index), 0..values);
+        let (query, pages, out) = (query.slice(0..values), cache.pages(location.index), 0..values);
         if counts.decodes > 0 {
-            let rows = metadata.decode_rows(place.group);
+            let rows = metadata.decode_rows(location.group);
             ops::attention_decode(stream, &shape, rows, query, pages, splits, attended.slice_mut(out.clone()))?;
         }
         if counts.tiles > 0 {
-            let chunks = metadata.chunks(place.group);
+            let chunks = metadata.chunks(location.group);
             ops::attention_prefill(stream, &shape, chunks, query, pages, attended.slice_mut(out.clone()))?;
         }
         // By themselves: another kernel computes them, where there is one for the others alone.
         if counts.branching_tiles > 0 {
-            let chunks = metadata.branching(place.group);
+            let chunks = metadata.branching(location.group);
             ops::attention_prefill(stream, &shape, chunks, query, pages, attended.slice_mut(out))?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! A draft model on a GPU, beside the model that it guesses for.
+//! A draft model on a GPU, beside the large model for which it proposes draft tokens.
 
 use std::slice;
 

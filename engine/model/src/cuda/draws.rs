@@ -25,14 +25,14 @@ struct DrawSet {
     /// The tokens drawn.
     drawn: Memory<u32>,
     drawn_on_host: Pinned<u32>,
-    told: Tellings,
+    told: LogprobBuffers,
     /// Marks the end of their copy.
     copied: Event,
 }
 
 /// What is told of the tokens drawn.
 #[derive(Debug)]
-struct Tellings {
+struct LogprobBuffers {
     /// Of how many most likely tokens each row tells, if it does, and the token that is known.
     asked: Vec<(Option<u32>, Option<u32>)>,
     wholes: Memory<u64>,
@@ -43,9 +43,9 @@ struct Tellings {
     tokens_on_host: Pinned<u32>,
 }
 
-impl Tellings {
-    fn new(device: &Device, rows: usize) -> Result<Tellings, DriverError> {
-        Ok(Tellings {
+impl LogprobBuffers {
+    fn new(device: &Device, rows: usize) -> Result<LogprobBuffers, DriverError> {
+        Ok(LogprobBuffers {
             asked: Vec::with_capacity(rows),
             wholes: device.allocate(rows)?,
             logits: device.allocate(rows * TOLD)?,
@@ -146,7 +146,7 @@ impl RowDraw {
 }
 
 /// Where the numbers of draws lie.
-struct AskedPlaces {
+struct DrawRanges {
     temperatures: Range<usize>,
     top_ps: Range<usize>,
     floors: Range<usize>,
@@ -157,9 +157,9 @@ struct AskedPlaces {
     counts: Range<usize>,
 }
 
-impl AskedPlaces {
-    fn of(draws: &[RowDraw], told: &Tellings, words: &mut Words) -> AskedPlaces {
-        AskedPlaces {
+impl DrawRanges {
+    fn of(draws: &[RowDraw], told: &LogprobBuffers, words: &mut Words) -> DrawRanges {
+        DrawRanges {
             temperatures: words.push_floats(draws.iter().map(|draw| draw.temperature)),
             top_ps: words.push_floats(draws.iter().map(|draw| draw.top_p)),
             floors: words.push_floats(draws.iter().map(|draw| draw.floor)),
@@ -184,7 +184,7 @@ impl AskedPlaces {
 }
 
 /// Words of the numbers of so many draws: seven of one, and seeds of two.
-fn asked_words(rows: usize) -> usize {
+fn draw_words(rows: usize) -> usize {
     Words::room([rows; 7].into_iter().chain([2 * rows]))
 }
 
@@ -198,10 +198,10 @@ impl Draws {
     pub fn new(device: &Device, rows: usize) -> Result<Draws, DriverError> {
         let set = || -> Result<DrawSet, DriverError> {
             Ok(DrawSet {
-                asked: WordRoom::new(device, asked_words(rows))?,
+                asked: WordRoom::new(device, draw_words(rows))?,
                 drawn: device.allocate(rows)?,
                 drawn_on_host: device.pinned(rows)?,
-                told: Tellings::new(device, rows)?,
+                told: LogprobBuffers::new(device, rows)?,
                 copied: Event::new(device)?,
             })
         };
@@ -210,14 +210,14 @@ impl Draws {
 
     /// Bytes on the device for draws of `rows` rows.
     pub fn bytes(rows: usize) -> u64 {
-        2 * (4 * (asked_words(rows) + rows) as u64 + Tellings::bytes(rows))
+        2 * (4 * (draw_words(rows) + rows) as u64 + LogprobBuffers::bytes(rows))
     }
 
-    /// Draws a token from each of the first rows of `logits`, for the step of this `turn` (0 or 1), and has the tokens
+    /// Draws a token from each of the first rows of `logits`, for the step of this `buffer` (0 or 1), and has the tokens
     /// copied to the host.
     pub fn draw(
         &mut self,
-        turn: usize,
+        buffer: usize,
         draws: &[RowDraw],
         logits: View<'_, f32>,
         vocabulary: usize,
@@ -225,40 +225,40 @@ impl Draws {
     ) -> Result<(), DriverError> {
         let rows = draws.len();
         assert!(rows > 0 && rows <= self.rows, "{rows} draws; there is room for {}", self.rows);
-        let set = &mut self.sets[turn];
+        let set = &mut self.sets[buffer];
         let told = |draw: &RowDraw| draw.told.map(|top| top.min(vocabulary as u32));
         set.told.asked = draws.iter().map(|draw| (told(draw), draw.target)).collect();
         let mut words = Words::default();
-        let places = AskedPlaces::of(draws, &set.told, &mut words);
+        let ranges = DrawRanges::of(draws, &set.told, &mut words);
         set.asked.send(&words, stream)?;
         let logits = logits.slice(0..rows * vocabulary);
-        ops::sample(stream, places.samplers(&set.asked), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
+        ops::sample(stream, ranges.samplers(&set.asked), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
         stream.copy_to_host(&set.drawn_on_host, 0, set.drawn.slice(0..rows))?;
         if draws.iter().any(|draw| draw.told.is_some()) {
-            let (targets, counts) = (set.asked.view(&places.targets), set.asked.view(&places.counts));
+            let (targets, counts) = (set.asked.view(&ranges.targets), set.asked.view(&ranges.counts));
             set.told.tell(Asked { drawn: set.drawn.slice(0..rows), targets, counts }, logits, vocabulary, stream)?;
         }
         stream.mark(&set.copied)
     }
 
     /// Marks the end of a step that draws nothing.
-    pub fn skip(&mut self, turn: usize, stream: &Stream) -> Result<(), DriverError> {
-        stream.mark(&self.sets[turn].copied)
+    pub fn skip(&mut self, buffer: usize, stream: &Stream) -> Result<(), DriverError> {
+        stream.mark(&self.sets[buffer].copied)
     }
 
     /// Tokens that the step of this turn drew or will have drawn, on the device.
-    pub fn on_device(&self, turn: usize, rows: Range<usize>) -> View<'_, u32> {
-        self.sets[turn].drawn.slice(rows)
+    pub fn on_device(&self, buffer: usize, rows: Range<usize>) -> View<'_, u32> {
+        self.sets[buffer].drawn.slice(rows)
     }
 
     /// Waits until they are on the host.
-    pub fn wait(&self, turn: usize) -> Result<(), DriverError> {
-        self.sets[turn].copied.synchronize()
+    pub fn wait(&self, buffer: usize) -> Result<(), DriverError> {
+        self.sets[buffer].copied.synchronize()
     }
 
     /// The same on the host, once they were waited for, with what was told of those that are tokens.
-    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<Drawn> {
-        let set = &self.sets[turn];
+    pub fn drawn(&self, buffer: usize, rows: usize) -> Vec<Drawn> {
+        let set = &self.sets[buffer];
         let tokens = set.drawn_on_host.read(0..rows).into_iter().enumerate();
         let read =
             |(row, token)| if is_token(token) { set.told.read(row, token) } else { Drawn { token, logprobs: None } };

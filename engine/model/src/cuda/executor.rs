@@ -18,87 +18,87 @@ use windlass_engine_core::request::TokenId;
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
 
 use super::group::CudaDecoder;
-use super::rank::Feed;
-use super::sampler::{self, Answer};
+use super::rank::SampledInput;
+use super::sampler::{self, SamplingTask};
 use crate::batch::bounds;
 use crate::batch::{Batch, Logits};
 use crate::decoder::Model;
 use crate::executor::{check, check_oldest};
 use crate::sampler::{Drawn, SampleError};
-use crate::step::places::{Mask, Place, masks};
+use crate::step::sampling_positions::{Mask, SamplingPosition, masks};
 use crate::step::{StepRunner, tasks, uncomputable};
 
 /// Computes steps on one GPU, or on several that share the model.
 pub struct CudaExecutor {
     runner: StepRunner<CudaDecoder>,
     next_ticket: u64,
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<InFlight>,
     batch: Batch,
 }
 
 /// A step that was submitted and not collected.
-struct Flight {
+struct InFlight {
     ticket: Ticket,
     state: State,
 }
 
 enum State {
-    Issued(Issued),
+    Running(Running),
     Done(StepOutput),
 }
 
 /// How far the draws of a step are.
-enum Draws {
+enum DrawState {
     /// They hang on tokens that a step before draws.
     Waiting,
     /// The host makes them: where each row draws, and what its constraint allows there.
-    OnHost { places: Vec<Vec<Place>>, masks: Vec<Vec<Mask>> },
+    OnHost { positions: Vec<Vec<SamplingPosition>>, masks: Vec<Vec<Mask>> },
     /// The device has been told to make them; with what each row's constraint allows.
     OnDevice { masks: Vec<Vec<Mask>> },
 }
 
 /// A step that the device computes.
-struct Issued {
-    turn: usize,
+struct Running {
+    buffer: usize,
     /// As they were planned.
     plan: Vec<PlanRow>,
     rows: Vec<RowOutput>,
     /// Each row's of the step's logits; none of a row that is not computed.
     logits: Vec<Range<usize>>,
-    draws: Draws,
+    draws: DrawState,
     /// Rows whose token another step in flight was to draw.
-    fed: Vec<(usize, InputToken)>,
+    awaited: Vec<(usize, InputToken)>,
     started: Instant,
     patience: Duration,
     /// How long it was waited for what constraints allow.
     waited: Duration,
 }
 
-impl Flight {
+impl InFlight {
     /// Whether its draws are still to be made of its logits.
     fn needs_logits(&self) -> bool {
-        matches!(&self.state, State::Issued(issued) if !matches!(issued.draws, Draws::OnDevice { .. }))
+        matches!(&self.state, State::Running(running) if !matches!(running.draws, DrawState::OnDevice { .. }))
     }
 }
 
-impl Issued {
+impl Running {
     /// Whether its draws hang on tokens that a step before it draws.
     fn awaits_history(&self) -> bool {
         let reads = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.history.is_some());
-        self.fed.iter().any(|(row, _)| reads(&self.plan[*row]))
+        self.awaited.iter().any(|(row, _)| reads(&self.plan[*row]))
     }
 }
 
 /// A step's tokens that come from another one, while its batch is filled.
 #[derive(Default)]
-struct Fed {
-    feeds: Vec<Feed>,
+struct AwaitedTokens {
+    sampled_inputs: Vec<SampledInput>,
     rows: Vec<(usize, InputToken)>,
 }
 
 impl CudaExecutor {
     pub(super) fn new(runner: StepRunner<CudaDecoder>) -> CudaExecutor {
-        CudaExecutor { runner, next_ticket: 0, flights: VecDeque::new(), batch: Batch::default() }
+        CudaExecutor { runner, next_ticket: 0, in_flight: VecDeque::new(), batch: Batch::default() }
     }
 
     /// The decoder.
@@ -107,45 +107,46 @@ impl CudaExecutor {
     }
 
     /// Issues a step up to its logits.
-    fn issue(&mut self, ticket: Ticket, plan: StepPlan) -> Result<Issued, ExecutorError> {
+    fn issue(&mut self, ticket: Ticket, plan: StepPlan) -> Result<Running, ExecutorError> {
         let started = Instant::now();
-        let turn = (ticket.0 % MAX_IN_FLIGHT as u64) as usize;
+        let buffer = (ticket.0 % MAX_IN_FLIGHT as u64) as usize;
         self.runner.move_blocks(&plan.moves).map_err(failed)?;
-        let mut fed = Fed::default();
-        let rows = self.fill_batch(&plan, &mut fed);
+        let mut awaited = AwaitedTokens::default();
+        let rows = self.fill_batch(&plan, &mut awaited);
         let logits = logits(&plan.rows, &rows);
         let CudaExecutor { runner, batch, .. } = self;
-        runner.model_mut().step(batch, fed.feeds).map_err(failed)?;
-        let (draws, patience, waited) = (Draws::Waiting, plan.mask_timeout, Duration::ZERO);
-        Ok(Issued { turn, plan: plan.rows, rows, logits, draws, fed: fed.rows, started, patience, waited })
+        runner.model_mut().step(batch, awaited.sampled_inputs).map_err(failed)?;
+        let (draws, patience, waited) = (DrawState::Waiting, plan.mask_timeout, Duration::ZERO);
+        Ok(Running { buffer, plan: plan.rows, rows, logits, draws, awaited: awaited.rows, started, patience, waited })
     }
 
     /// Puts every sound row into the batch.
-    fn fill_batch(&mut self, plan: &StepPlan, fed: &mut Fed) -> Vec<RowOutput> {
+    fn fill_batch(&mut self, plan: &StepPlan, awaited: &mut AwaitedTokens) -> Vec<RowOutput> {
         self.batch.clear();
-        let fill = |(index, row)| self.fill_row(index, row, fed).map_or_else(identity, |()| RowOutput::Computed);
+        let fill = |(index, row)| self.fill_row(index, row, awaited).map_or_else(identity, |()| RowOutput::Computed);
         plan.rows.iter().enumerate().map(fill).collect()
     }
 
-    fn fill_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), RowOutput> {
+    fn fill_row(&mut self, index: usize, row: &PlanRow, awaited: &mut AwaitedTokens) -> Result<(), RowOutput> {
         self.runner.check(row).map_err(RowOutput::Failed)?;
-        let (mut tokens, mut feeds): (Vec<TokenId>, Vec<Feed>) = (Vec::with_capacity(row.tokens.len()), Vec::new());
+        let (mut tokens, mut sampled_inputs): (Vec<TokenId>, Vec<SampledInput>) =
+            (Vec::with_capacity(row.tokens.len()), Vec::new());
         for &token in &row.tokens {
             match self.drawn_by(token).map_err(uncomputable)? {
-                Some((turn, draw)) => {
-                    feeds.push(Feed { token: self.batch.tokens().len() + tokens.len(), turn, draw });
-                    fed.rows.push((index, token));
+                Some((buffer, draw)) => {
+                    sampled_inputs.push(SampledInput { token: self.batch.tokens().len() + tokens.len(), buffer, draw });
+                    awaited.rows.push((index, token));
                     tokens.push(0);
                 }
-                None => tokens.push(self.runner.intake().resolve(token)?),
+                None => tokens.push(self.runner.batch_builder().resolve(token)?),
             }
         }
         let none = DraftTree::default();
         let draft = row.draft().unwrap_or(&none);
-        let geometry = self.runner.intake().geometry();
-        let checked = draft.nodes().iter().try_for_each(|guess| bounds::check_token(geometry, guess.token));
+        let geometry = self.runner.batch_builder().geometry();
+        let checked = draft.nodes().iter().try_for_each(|node| bounds::check_token(geometry, node.token));
         checked.map_err(uncomputable)?;
-        fed.feeds.extend(feeds);
+        awaited.sampled_inputs.extend(sampled_inputs);
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
         let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
         self.batch.push_drafted(tokens, draft, row.first_position, &row.blocks, logits);
@@ -155,16 +156,16 @@ impl CudaExecutor {
     /// Where a step in flight draws a token: the step's turn, and which of its draws it is.
     fn drawn_by(&self, token: InputToken) -> Result<Option<(usize, usize)>, String> {
         let InputToken::SampledBy { ticket, row } = token else { return Ok(None) };
-        let flight = self.flights.iter().find(|flight| flight.ticket == ticket);
-        let Some(Flight { state: State::Issued(issued), .. }) = flight else { return Ok(None) };
-        let planned = issued.plan.get(row as usize).filter(|planned| planned.sample.is_some());
-        let logits = issued.logits.get(row as usize).filter(|logits| !logits.is_empty());
+        let step = self.in_flight.iter().find(|step| step.ticket == ticket);
+        let Some(InFlight { state: State::Running(running), .. }) = step else { return Ok(None) };
+        let planned = running.plan.get(row as usize).filter(|planned| planned.sample.is_some());
+        let logits = running.logits.get(row as usize).filter(|logits| !logits.is_empty());
         match (planned, logits) {
             // Which of several is the last is known once all are.
             (Some(planned), _) if planned.draft().is_some_and(|draft| !draft.is_empty()) => {
                 Err(format!("its input token follows the guesses in row {row} of step {}", ticket.0))
             }
-            (Some(_), Some(logits)) => Ok(Some((issued.turn, logits.end - 1))),
+            (Some(_), Some(logits)) => Ok(Some((running.buffer, logits.end - 1))),
             _ => {
                 Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0))
             }
@@ -173,23 +174,23 @@ impl CudaExecutor {
 
     /// Has the device make a step's draws, unless they hang on tokens that are not known yet, or are the host's.
     fn issue_draws(&mut self, index: usize) -> Result<(), ExecutorError> {
-        let is_first = self.flights.iter().take(index).all(|flight| matches!(flight.state, State::Done(_)));
-        let CudaExecutor { runner, flights, .. } = self;
-        let Some(Flight { state: State::Issued(issued), .. }) = flights.get_mut(index) else { return Ok(()) };
-        if !matches!(issued.draws, Draws::Waiting) || (!is_first && issued.awaits_history()) {
+        let is_first = self.in_flight.iter().take(index).all(|step| matches!(step.state, State::Done(_)));
+        let CudaExecutor { runner, in_flight, .. } = self;
+        let Some(InFlight { state: State::Running(running), .. }) = in_flight.get_mut(index) else { return Ok(()) };
+        if !matches!(running.draws, DrawState::Waiting) || (!is_first && running.awaits_history()) {
             return Ok(());
         }
-        let places = runner.places(&issued.plan);
+        let positions = runner.positions(&running.plan);
         let asked = Instant::now();
-        let masks = masks(&issued.plan, &places, asked + issued.patience);
-        issued.waited = asked.elapsed();
-        let tasks = tasks(&issued.plan, &places, &masks, &issued.rows);
-        let answers = sampler::answers(&tasks, runner.model().vocabulary());
-        issued.draws = match answers.iter().all(Answer::is_on_device) {
-            false => Draws::OnHost { places, masks },
+        let masks = masks(&running.plan, &positions, asked + running.patience);
+        running.waited = asked.elapsed();
+        let tasks = tasks(&running.plan, &positions, &masks, &running.rows);
+        let sampling_tasks = sampler::sampling_tasks(&tasks, runner.model().vocabulary());
+        running.draws = match sampling_tasks.iter().all(SamplingTask::is_on_device) {
+            false => DrawState::OnHost { positions, masks },
             true => {
-                runner.model_mut().draw(issued.turn, answers).map_err(failed)?;
-                Draws::OnDevice { masks }
+                runner.model_mut().draw(running.buffer, sampling_tasks).map_err(failed)?;
+                DrawState::OnDevice { masks }
             }
         };
         Ok(())
@@ -197,7 +198,7 @@ impl CudaExecutor {
 
     /// Finishes the steps in flight if one of them still needs its logits, whose place the next one takes.
     fn free_logits(&mut self) -> Result<(), ExecutorError> {
-        match self.flights.iter().rposition(Flight::needs_logits) {
+        match self.in_flight.iter().rposition(InFlight::needs_logits) {
             Some(last) => (0..=last).try_for_each(|index| self.finish(index)),
             None => Ok(()),
         }
@@ -206,16 +207,16 @@ impl CudaExecutor {
     /// Waits for a step in flight, and makes the draws that are the host's; those before it are finished.
     fn finish(&mut self, index: usize) -> Result<(), ExecutorError> {
         self.issue_draws(index)?;
-        let CudaExecutor { runner, flights, .. } = self;
-        let Some(Flight { state: State::Issued(issued), .. }) = flights.get(index) else { return Ok(()) };
-        let mut rows = issued.rows.clone();
-        let scores = match &issued.draws {
-            Draws::Waiting => unreachable!("all before it are finished"),
-            Draws::OnHost { places, masks } => runner.draw(&issued.plan, places, masks, &mut rows),
-            Draws::OnDevice { masks } => {
-                let logits = issued.logits.last().map_or(0, |logits| logits.end);
-                let drawn = runner.model_mut().drawn(issued.turn, logits).map_err(failed)?.into_iter().map(token);
-                runner.judge(&issued.plan, masks, drawn, &mut rows)
+        let CudaExecutor { runner, in_flight, .. } = self;
+        let Some(InFlight { state: State::Running(running), .. }) = in_flight.get(index) else { return Ok(()) };
+        let mut rows = running.rows.clone();
+        let scores = match &running.draws {
+            DrawState::Waiting => unreachable!("all before it are finished"),
+            DrawState::OnHost { positions, masks } => runner.draw(&running.plan, positions, masks, &mut rows),
+            DrawState::OnDevice { masks } => {
+                let logits = running.logits.last().map_or(0, |logits| logits.end);
+                let drawn = runner.model_mut().drawn(running.buffer, logits).map_err(failed)?.into_iter().map(token);
+                runner.verify(&running.plan, masks, drawn, &mut rows)
             }
         };
         self.end(index, rows, scores.map_err(failed)?);
@@ -224,12 +225,12 @@ impl CudaExecutor {
 
     /// Ends a step with what came of its rows.
     fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowLogprobs>) {
-        let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return };
+        let Some(InFlight { ticket, state: State::Running(running) }) = self.in_flight.get(index) else { return };
         // The device computes for about two thirds of the longest that masks are waited for.
-        let (started, waited) = (issued.started, issued.waited.saturating_sub(issued.patience * 2 / 3));
+        let (started, waited) = (running.started, running.waited.saturating_sub(running.patience * 2 / 3));
         // What followed a token that did not come is worth nothing.
-        for &(row, token) in &issued.fed {
-            if let Err(output) = self.runner.intake().resolve(token) {
+        for &(row, token) in &running.awaited {
+            if let Err(output) = self.runner.batch_builder().resolve(token) {
                 rows[row] = output;
             }
         }
@@ -240,31 +241,34 @@ impl CudaExecutor {
         });
         let busy_seconds = self.runner.ended(started).saturating_sub(waited).as_secs_f64();
         self.runner.keep(*ticket, &rows);
-        self.flights[index].state = State::Done(StepOutput { rows, scores, busy_seconds });
+        self.in_flight[index].state = State::Done(StepOutput { rows, scores, busy_seconds });
     }
 }
 
 impl Executor for CudaExecutor {
     fn geometry(&self) -> Geometry {
-        *self.runner.intake().geometry()
+        *self.runner.batch_builder().geometry()
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        check(&self.geometry(), &plan, self.flights.len(), MAX_IN_FLIGHT)?;
+        check(&self.geometry(), &plan, self.in_flight.len(), MAX_IN_FLIGHT)?;
         self.free_logits()?;
-        assert!(!self.flights.iter().any(Flight::needs_logits), "logits that nobody has read would be written over");
+        assert!(
+            !self.in_flight.iter().any(InFlight::needs_logits),
+            "logits that nobody has read would be written over"
+        );
         let ticket = Ticket(self.next_ticket);
-        let state = State::Issued(self.issue(ticket, plan)?);
+        let state = State::Running(self.issue(ticket, plan)?);
         self.next_ticket += 1;
-        self.flights.push_back(Flight { ticket, state });
-        self.issue_draws(self.flights.len() - 1)?;
+        self.in_flight.push_back(InFlight { ticket, state });
+        self.issue_draws(self.in_flight.len() - 1)?;
         Ok(ticket)
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
-        check_oldest(ticket, self.flights.front().map(|flight| flight.ticket))?;
+        check_oldest(ticket, self.in_flight.front().map(|step| step.ticket))?;
         self.finish(0)?;
-        let Some(Flight { state: State::Done(output), .. }) = self.flights.pop_front() else {
+        let Some(InFlight { state: State::Done(output), .. }) = self.in_flight.pop_front() else {
             return Err(ExecutorError("the step was not finished".into()));
         };
         // What hung on its tokens does so no longer.

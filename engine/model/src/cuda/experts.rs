@@ -6,7 +6,7 @@ use windlass_kernels::cuda::{Device, DriverError, Memory};
 
 use super::compute::{CudaStep, Exchange, add_product, gate, gate_product};
 use super::input::Input;
-use super::inputs::ExpertWay;
+use super::inputs::ExpertKernel;
 use super::metadata::StepSizes;
 use super::weights::ExpertWeights;
 use super::workspace::Workspace;
@@ -75,15 +75,15 @@ pub(super) fn mix(
     let input = normed.slice(0..values);
     ops::linear(stream, &weights.router, input, Output::F32(room.scores.slice_mut(0..scores)))?;
     let (scores, facts) = (room.scores.slice(0..scores), stream.device().facts());
-    let way = inputs.choices().expert_way(facts, &weights.gated, room.routes.mixture(), tokens);
+    let kernel = inputs.choices().expert_kernel(facts, &weights.gated, room.routes.mixture(), tokens);
     let given = 0..rows * hidden;
-    match way {
-        ExpertWay::Narrow => room.routes.choose(stream, scores)?,
-        ExpertWay::Wide | ExpertWay::Rounded(_) => room.routes.choose_wide(stream, scores)?,
+    match kernel {
+        ExpertKernel::InOrder => room.routes.choose(stream, scores)?,
+        ExpertKernel::Reordered | ExpertKernel::RoundedByToken(_) => room.routes.choose_wide(stream, scores)?,
     }
-    if let ExpertWay::Rounded(code) = way {
+    if let ExpertKernel::RoundedByToken(code) = kernel {
         let out = room.given.slice_mut(given.clone());
-        inputs.give_rounded(stream, code, (&weights.gated, gate), &room.routes, input, out)?;
+        inputs.multiply_experts_rounded(stream, code, (&weights.gated, gate), &room.routes, input, out)?;
     } else {
         let out = Output::Gated(room.gated.slice_mut(0..rows * wide), gate);
         inputs.multiply_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;

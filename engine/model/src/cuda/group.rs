@@ -12,8 +12,8 @@ use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 use windlass_kernels::cuda::DriverError;
 
 use super::graphs::GraphSize;
-use super::rank::{CudaRank, Feed, Holding, Step};
-use super::sampler::Answer;
+use super::rank::{CudaRank, Holding, SampledInput, Step};
+use super::sampler::SamplingTask;
 use super::{CudaError, support};
 use crate::batch::Batch;
 use crate::decoder::{Model, StageModel, TokenMove};
@@ -93,7 +93,7 @@ impl Rank for CudaRank {
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {
-        Ok(self.settle()?)
+        Ok(self.synchronize_stream()?)
     }
 
     /// Captures a graph on every rank, ahead of the first step of its size, where every device has room for it.
@@ -135,10 +135,10 @@ impl CudaDecoder {
         self.first().vocabulary()
     }
 
-    /// Issues a step up to its logits. The tokens of `feeds` lie on the device, or will when the kernels run.
-    pub(super) fn step(&mut self, batch: &mut Batch, feeds: Vec<Feed>) -> Result<(), CudaError> {
+    /// Issues a step up to its logits. The tokens of `sampled_inputs` lie on the device, or will when the kernels run.
+    pub(super) fn step(&mut self, batch: &mut Batch, sampled_inputs: Vec<SampledInput>) -> Result<(), CudaError> {
         // The batch's room is taken back below.
-        let step = Arc::new(Step { batch: mem::take(batch), feeds });
+        let step = Arc::new(Step { batch: mem::take(batch), sampled_inputs });
         self.tell(|| {
             let step = Arc::clone(&step);
             move |rank: &mut CudaRank| Ok(rank.step(&step)?)
@@ -151,16 +151,16 @@ impl CudaDecoder {
     }
 
     /// Issues the draws of the last step, which has this turn, from its logits in their order.
-    pub(super) fn draw(&mut self, turn: usize, answers: Vec<Answer>) -> Result<(), CudaError> {
-        let answers: Arc<[Answer]> = answers.into();
-        self.each(move |rank| Ok(rank.draw(turn, &answers)?))
+    pub(super) fn draw(&mut self, buffer: usize, sampling_tasks: Vec<SamplingTask>) -> Result<(), CudaError> {
+        let sampling_tasks: Arc<[SamplingTask]> = sampling_tasks.into();
+        self.each(move |rank| Ok(rank.draw(buffer, &sampling_tasks)?))
     }
 
     /// Waits for the step of this turn, and gives the tokens that it drew.
-    pub(super) fn drawn(&mut self, turn: usize, rows: usize) -> Result<Vec<Drawn>, CudaError> {
+    pub(super) fn drawn(&mut self, buffer: usize, rows: usize) -> Result<Vec<Drawn>, CudaError> {
         // Each rank waits for its own device: the others would not hear from one that is lost.
-        self.each(move |rank| Ok(rank.wait(turn)?))?;
-        Ok(self.first().drawn(turn, rows))
+        self.each(move |rank| Ok(rank.wait(buffer)?))?;
+        Ok(self.first().drawn(buffer, rows))
     }
 
     /// As [`windlass_engine_core::executor::Executor::weights_to_move`].

@@ -33,12 +33,12 @@ pub(super) struct InputRoom {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProductChoices {
     /// Whether they are rounded to 8 bits for matrices that have as many.
-    pub rounds: bool,
+    pub rounds_activations: bool,
     /// Whether they are for a GGUF file's integers, in blocks of 32.
-    pub in_bytes: bool,
+    pub int8_activations: bool,
     /// Whether sums may have another order where there are many tokens: a token's products then depend on what else is
     /// multiplied.
-    pub widens: bool,
+    pub allows_reordering: bool,
     /// What the machine has for many tokens with matrices in bf16, where they may.
     pub library: Option<Arc<dyn Products>>,
 }
@@ -86,32 +86,41 @@ impl InputRoom {
         input: Input<'_>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
-        match self.way(stream.device().facts(), matrix, input.len() / matrix.inputs()) {
-            Way::Sorted => ops::linear_ordered(stream, matrix, input.values(stream)?, &mut self.sorted, out),
-            Way::Rounded(code) => self.multiply_rounded(stream, code, matrix, input, out),
-            Way::InBytes => self.multiply_in_bytes(stream, matrix, input.values(stream)?, out),
-            Way::Wide => self.multiply_widely(stream, matrix, input.values(stream)?, out),
-            Way::Plain => ops::linear(stream, matrix, input.values(stream)?, out),
+        match self.kernel(stream.device().facts(), matrix, input.len() / matrix.inputs()) {
+            ProductKernel::ActOrder => {
+                ops::linear_ordered(stream, matrix, input.values(stream)?, &mut self.sorted, out)
+            }
+            ProductKernel::RoundedByToken(code) => self.multiply_rounded_by_token(stream, code, matrix, input, out),
+            ProductKernel::Int8Blocks => self.multiply_int8_blocks(stream, matrix, input.values(stream)?, out),
+            ProductKernel::Reordered => self.multiply_reordered(stream, matrix, input.values(stream)?, out),
+            ProductKernel::InOrder => ops::linear(stream, matrix, input.values(stream)?, out),
         }
     }
 
     /// Whether the product of so many tokens with a matrix of gates and ups by eights also gates them.
     pub fn gates(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
-        matches!(self.way(facts, matrix, tokens), Way::Sorted | Way::InBytes | Way::Plain)
+        matches!(
+            self.kernel(facts, matrix, tokens),
+            ProductKernel::ActOrder | ProductKernel::Int8Blocks | ProductKernel::InOrder
+        )
     }
 
-    fn way(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> Way {
+    fn kernel(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> ProductKernel {
         match (matrix.order(), matrix.code()) {
-            (Some(_), _) => Way::Sorted,
-            (None, Some(code)) if self.choices.rounds && ops::multiplies(facts, code) => Way::Rounded(code),
-            (None, _) if self.choices.in_bytes && ops::multiplies_rounded(matrix) => Way::InBytes,
-            (None, _) if self.choices.widens && ops::multiplies_widely(facts, matrix, tokens) => Way::Wide,
-            (None, _) => Way::Plain,
+            (Some(_), _) => ProductKernel::ActOrder,
+            (None, Some(code)) if self.choices.rounds_activations && ops::multiplies(facts, code) => {
+                ProductKernel::RoundedByToken(code)
+            }
+            (None, _) if self.choices.int8_activations && ops::multiplies_rounded(matrix) => ProductKernel::Int8Blocks,
+            (None, _) if self.choices.allows_reordering && ops::multiplies_widely(facts, matrix, tokens) => {
+                ProductKernel::Reordered
+            }
+            (None, _) => ProductKernel::InOrder,
         }
     }
 
     /// By the machine's library, where it has one for this, or by our own kernels.
-    fn multiply_widely(
+    fn multiply_reordered(
         &mut self,
         stream: &Stream,
         matrix: &Matrix,
@@ -137,13 +146,13 @@ impl InputRoom {
         input: View<'_, bf16>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
-        match self.choices.in_bytes && ops::multiplies_rounded(matrix) {
-            true => self.multiply_in_bytes(stream, matrix, input, out),
+        match self.choices.int8_activations && ops::multiplies_rounded(matrix) {
+            true => self.multiply_int8_blocks(stream, matrix, input, out),
             false => ops::linear(stream, matrix, input, out),
         }
     }
 
-    fn multiply_in_bytes(
+    fn multiply_int8_blocks(
         &mut self,
         stream: &Stream,
         matrix: &Matrix,
@@ -164,8 +173,8 @@ impl InputRoom {
         &self.choices
     }
 
-    /// What experts give whose inputs are rounded ([`ExpertWay::Rounded`]): a row for each token and expert.
-    pub fn give_rounded(
+    /// What experts give whose inputs are rounded ([`ExpertKernel::RoundedByToken`]): a row for each token and expert.
+    pub fn multiply_experts_rounded(
         &mut self,
         stream: &Stream,
         code: EightBits,
@@ -203,7 +212,7 @@ impl InputRoom {
         }
     }
 
-    fn multiply_rounded(
+    fn multiply_rounded_by_token(
         &mut self,
         stream: &Stream,
         code: EightBits,
@@ -214,7 +223,7 @@ impl InputRoom {
         let (tokens, cols) = (input.len() / matrix.cols(), matrix.cols());
         let quantize = |out: QuantizedMut<'_>| input.quantize(stream, out);
         let input = quantized(&mut self.codes, &mut self.scales, code, [tokens, cols], quantize)?;
-        let multiply = if self.choices.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
+        let multiply = if self.choices.allows_reordering { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
         multiply(stream, matrix, &input, out)
     }
 }
@@ -239,21 +248,21 @@ impl ProductChoices {
     }
 
     /// How the experts of so many tokens are multiplied.
-    pub fn expert_way(
+    pub fn expert_kernel(
         &self,
         facts: &DeviceFacts,
         experts: &GatedWeights,
         mixture: &Mixture,
         tokens: usize,
-    ) -> ExpertWay {
+    ) -> ExpertKernel {
         let both = |holds: &dyn Fn(&Matrix) -> bool| holds(&experts.gate_up) && holds(&experts.down);
         let rounded = |matrix: &Matrix| ops::multiplies_experts_rounded(facts, matrix, mixture, tokens);
-        match experts.gate_up.code().filter(|_| self.rounds && self.widens) {
-            Some(code) if experts.down.code() == Some(code) && both(&rounded) => ExpertWay::Rounded(code),
-            _ if !self.widens => ExpertWay::Narrow,
+        match experts.gate_up.code().filter(|_| self.rounds_activations && self.allows_reordering) {
+            Some(code) if experts.down.code() == Some(code) && both(&rounded) => ExpertKernel::RoundedByToken(code),
+            _ if !self.allows_reordering => ExpertKernel::InOrder,
             _ => match both(&|matrix| ops::multiplies_experts_widely(facts, matrix, mixture, tokens)) {
-                true => ExpertWay::Wide,
-                false => ExpertWay::Narrow,
+                true => ExpertKernel::Reordered,
+                false => ExpertKernel::InOrder,
             },
         }
     }
@@ -261,26 +270,26 @@ impl ProductChoices {
 
 /// How experts are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ExpertWay {
+pub(super) enum ExpertKernel {
     /// With sums in the order that they always have.
-    Narrow,
+    InOrder,
     /// With sums in another order.
-    Wide,
+    Reordered,
     /// So, too, and with what they multiply rounded to codes as they have them.
-    Rounded(EightBits),
+    RoundedByToken(EightBits),
 }
 
 /// How an input is multiplied.
-enum Way {
+enum ProductKernel {
     /// In the order of the matrix's columns.
-    Sorted,
+    ActOrder,
     /// Rounded to codes as the matrix has them.
-    Rounded(EightBits),
+    RoundedByToken(EightBits),
     /// Rounded to bytes, with a scale for each 32.
-    InBytes,
+    Int8Blocks,
     /// With sums in another order.
-    Wide,
-    Plain,
+    Reordered,
+    InOrder,
 }
 
 /// Values of the buffers.
@@ -311,11 +320,11 @@ impl Lengths {
         };
         let by_expert = by_expert(facts, config, (weights, choices), tokens);
         let sorted = (tokens * widest(&|matrix| matrix.order().is_some())).max(by_expert.sorted);
-        let by_token = widest(&|matrix| choices.rounds && matrix.code().is_some());
+        let by_token = widest(&|matrix| choices.rounds_activations && matrix.code().is_some());
         let head = weights.output().map(|(_, output)| output);
-        let in_bytes = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
-        let in_bytes = in_bytes.filter(|_| choices.in_bytes).map(Matrix::cols).max();
-        let [codes, scales] = in_bytes.map_or([0; 2], |cols| Rounded::lengths(tokens, cols));
+        let int8_matrices = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
+        let int8_columns = int8_matrices.filter(|_| choices.int8_activations).map(Matrix::cols).max();
+        let [codes, scales] = int8_columns.map_or([0; 2], |cols| Rounded::lengths(tokens, cols));
         let by_token = [tokens * by_token, if by_token > 0 { tokens } else { 0 }];
         Lengths {
             sorted,
@@ -337,10 +346,12 @@ fn by_expert(
     let rows = tokens * mixture.used;
     let of = |experts: &GatedWeights| {
         let [hidden, wide] = [experts.gate_up.cols(), experts.down.cols()];
-        match choices.expert_way(facts, experts, &mixture, tokens) {
-            ExpertWay::Narrow => Lengths::default(),
-            ExpertWay::Wide => Lengths { sorted: rows * hidden, ..Lengths::default() },
-            ExpertWay::Rounded(_) => Lengths { sorted: 2 * rows * wide, codes: rows * hidden.max(wide), scales: rows },
+        match choices.expert_kernel(facts, experts, &mixture, tokens) {
+            ExpertKernel::InOrder => Lengths::default(),
+            ExpertKernel::Reordered => Lengths { sorted: rows * hidden, ..Lengths::default() },
+            ExpertKernel::RoundedByToken(_) => {
+                Lengths { sorted: 2 * rows * wide, codes: rows * hidden.max(wide), scales: rows }
+            }
         }
     };
     weights.experts().map(|experts| of(&experts.gated)).fold(Lengths::default(), Lengths::max)

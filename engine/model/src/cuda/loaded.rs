@@ -13,7 +13,7 @@ use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
 use super::draws::Draws;
 use super::inputs::{InputRoom, ProductChoices};
-use super::moves::Moves;
+use super::move_buffer::MoveBuffer;
 use super::rank::RankPart;
 use super::sampler::Changes;
 use super::weights::{self, CudaLoader};
@@ -58,9 +58,9 @@ impl LoadedPart {
         let uploader = Uploader::new(&device.within(region.as_ref()), UPLOAD_BYTES).map_err(CudaError::from)?;
         let products = (!options.batch_invariant).then(|| device.driver().products());
         let choices = ProductChoices {
-            rounds: config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs),
-            in_bytes: options.inputs_in_bytes,
-            widens: !options.batch_invariant,
+            rounds_activations: config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs),
+            int8_activations: options.int8_activations,
+            allows_reordering: !options.batch_invariant,
             library: products.as_ref().and_then(|products| products.as_ref().ok().cloned()),
         };
         let loader = CudaLoader { uploader: &uploader, pool: &pool };
@@ -108,6 +108,6 @@ pub(super) fn step_bytes(config: &DecoderConfig, has_head: bool, inputs: u64, ge
     let sizes = step_sizes(config, has_head, geometry);
     let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
     let draws = Draws::bytes(sizes.logits) + 2 * Changes::bytes(sizes.logits, config.vocabulary);
-    let numbers = sizes.bytes() + Moves::bytes(&sizes);
+    let numbers = sizes.bytes() + MoveBuffer::bytes(&sizes);
     Workspace::bytes(config, inputs, &sizes) + numbers + draws + rope
 }

@@ -1,7 +1,7 @@
 //! What kernels read of a step besides activations: tokens, positions and places. One copy brings them, to addresses that are the
 //! same for steps of the same counts, so that captured graphs read them too.
 //!
-//! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone. A token and the guesses
+//! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone. A token and the draft tokens
 //! behind it, where these do not branch and there is room for those of all sequences, are a row each: so they are computed as they
 //! would be one after the other, and by the same graphs.
 
@@ -22,7 +22,7 @@ use crate::batch::{Batch, BatchRow};
 pub(super) struct StepSizes {
     /// Most tokens of a step.
     pub tokens: usize,
-    /// Most rows of a step: sequences, or guesses among rows of one token.
+    /// Most rows of a step: sequences, or draft tokens among rows of one token.
     pub rows: usize,
     /// Most tokens that get logits.
     pub logits: usize,
@@ -99,30 +99,30 @@ pub(super) struct StepCounts {
     pub decodes: usize,
     /// Tiles of those without branches.
     pub tiles: usize,
-    /// Tiles of those whose guesses branch.
+    /// Tiles of those whose draft tokens branch.
     pub branching_tiles: usize,
 }
 
 /// Where a step's arrays lie: in steps of the same counts at the same places, so that a graph finds them.
 #[derive(Debug, Default)]
-struct Places {
+struct ArrayRanges {
     tokens: Range<usize>,
     positions: Range<usize>,
     /// Where each token's key goes, by group.
     slots: Vec<Range<usize>>,
-    decodes: DecodePlaces,
-    chunks: ChunkPlaces,
-    tiles: TilePlaces,
-    /// Of rows whose guesses branch.
-    branching: TilePlaces,
-    /// Which of the last keys each token sees, as bits; of steps in which guesses branch.
+    decodes: DecodeRanges,
+    chunks: ChunkRanges,
+    tiles: TileRanges,
+    /// Of rows whose draft tokens branch.
+    branching: TileRanges,
+    /// Which of the last keys each token sees, as bits; of steps in which draft tokens branch.
     seen: Range<usize>,
     logit_tokens: Range<usize>,
 }
 
 /// Of rows of one token.
 #[derive(Debug, Default)]
-struct DecodePlaces {
+struct DecodeRanges {
     /// Pages of each row, padded, by group.
     tables: Vec<Range<usize>>,
     /// Leading splits that each row shares with the row before, by group.
@@ -134,7 +134,7 @@ struct DecodePlaces {
 
 /// Of rows of several tokens.
 #[derive(Debug, Default)]
-struct ChunkPlaces {
+struct ChunkRanges {
     /// As those of rows of one token.
     tables: Vec<Range<usize>>,
     first_tokens: Range<usize>,
@@ -144,7 +144,7 @@ struct ChunkPlaces {
 
 /// The row and the first place of each tile.
 #[derive(Debug, Default)]
-struct TilePlaces {
+struct TileRanges {
     rows: Range<usize>,
     firsts: Range<usize>,
 }
@@ -155,9 +155,9 @@ pub(super) struct Metadata {
     sizes: StepSizes,
     /// One for each step in flight: a copy may still read the other.
     staging: [Pinned<u32>; 2],
-    turn: usize,
+    buffer: usize,
     memory: Memory<u32>,
-    places: Places,
+    ranges: ArrayRanges,
     /// Of the last step.
     reach: usize,
 }
@@ -166,7 +166,14 @@ impl Metadata {
     pub fn new(device: &Device, sizes: StepSizes) -> Result<Metadata, DriverError> {
         let words = sizes.words();
         let staging = [device.pinned(words)?, device.pinned(words)?];
-        Ok(Metadata { sizes, staging, turn: 0, memory: device.allocate(words)?, places: Places::default(), reach: 0 })
+        Ok(Metadata {
+            sizes,
+            staging,
+            buffer: 0,
+            memory: device.allocate(words)?,
+            ranges: ArrayRanges::default(),
+            reach: 0,
+        })
     }
 
     /// Copies a batch's numbers to the device. A step of one token a row is padded to `decodes` rows: those that the
@@ -177,22 +184,22 @@ impl Metadata {
         decodes: Option<usize>,
         stream: &Stream,
     ) -> Result<StepCounts, DriverError> {
-        self.turn = 1 - self.turn;
+        self.buffer = 1 - self.buffer;
         let mut rows = Rows::of(batch, &self.sizes);
         if let Some(decodes) = decodes {
             rows.pad(decodes, !batch.logit_tokens().is_empty(), &self.sizes);
         }
-        let (counts, words) = self.place(&rows);
-        words.send(&self.staging[self.turn], &mut self.memory, stream)?;
+        let (counts, words) = self.arrange(&rows);
+        words.send(&self.staging[self.buffer], &mut self.memory, stream)?;
         Ok(counts)
     }
 
     /// Gives each array of a step its place, and the words of all.
-    fn place(&mut self, rows: &Rows) -> (StepCounts, Words) {
+    fn arrange(&mut self, rows: &Rows) -> (StepCounts, Words) {
         let tiles = rows.tiles(self.sizes.heads);
         let (counts, mut words) = (rows.counts(&tiles), Words::default());
         self.reach = counts.reach;
-        self.places = Places::of(rows, &tiles, self.sizes.heads, &mut words);
+        self.ranges = ArrayRanges::of(rows, &tiles, self.sizes.heads, &mut words);
         (counts, words)
     }
 
@@ -206,33 +213,33 @@ impl Metadata {
     pub fn lay_out(&mut self, size: GraphSize) -> StepCounts {
         let mut rows = Rows { reach: size.reach, ..Rows::empty(&self.sizes) };
         rows.pad(size.bucket, self.sizes.logits > 0, &self.sizes);
-        self.place(&rows).0
+        self.arrange(&rows).0
     }
 
     /// Puts tokens that lie on the device in the places of tokens that were not known.
-    pub fn feed(&mut self, at: usize, tokens: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
-        let first = self.places.tokens.start + at;
+    pub fn write_tokens(&mut self, at: usize, tokens: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
+        let first = self.ranges.tokens.start + at;
         stream.copy(self.memory.slice_mut(first..first + tokens.len()), tokens)
     }
 
     pub fn tokens(&self) -> View<'_, u32> {
-        self.array(&self.places.tokens)
+        self.array(&self.ranges.tokens)
     }
 
     pub fn positions(&self) -> View<'_, u32> {
-        self.array(&self.places.positions)
+        self.array(&self.ranges.positions)
     }
 
     pub fn slots(&self, group: usize) -> View<'_, u32> {
-        self.array(&self.places.slots[group])
+        self.array(&self.ranges.slots[group])
     }
 
     pub fn logit_tokens(&self) -> View<'_, u32> {
-        self.array(&self.places.logit_tokens)
+        self.array(&self.ranges.logit_tokens)
     }
 
     pub fn decode_rows(&self, group: usize) -> DecodeRows<'_> {
-        let DecodePlaces { tables, common, lengths, tokens } = &self.places.decodes;
+        let DecodeRanges { tables, common, lengths, tokens } = &self.ranges.decodes;
         DecodeRows {
             tables: self.array(&tables[group]),
             common: self.array(&common[group]),
@@ -244,16 +251,16 @@ impl Metadata {
 
     /// Rows of several tokens that do not branch.
     pub fn chunks(&self, group: usize) -> Chunks<'_> {
-        self.chunks_of(group, &self.places.tiles, None)
+        self.chunks_of(group, &self.ranges.tiles, None)
     }
 
-    /// Those whose guesses do.
+    /// Those whose draft tokens do.
     pub fn branching(&self, group: usize) -> Chunks<'_> {
-        self.chunks_of(group, &self.places.branching, Some(self.array(&self.places.seen)))
+        self.chunks_of(group, &self.ranges.branching, Some(self.array(&self.ranges.seen)))
     }
 
-    fn chunks_of<'a>(&'a self, group: usize, tiles: &TilePlaces, seen: Option<View<'a, u32>>) -> Chunks<'a> {
-        let ChunkPlaces { tables, first_tokens, token_counts, first_positions } = &self.places.chunks;
+    fn chunks_of<'a>(&'a self, group: usize, tiles: &TileRanges, seen: Option<View<'a, u32>>) -> Chunks<'a> {
+        let ChunkRanges { tables, first_tokens, token_counts, first_positions } = &self.ranges.chunks;
         Chunks {
             tables: self.array(&tables[group]),
             tile_sequences: self.array(&tiles.rows),
@@ -265,44 +272,44 @@ impl Metadata {
         }
     }
 
-    fn array(&self, place: &Range<usize>) -> View<'_, u32> {
-        self.memory.slice(place.clone())
+    fn array(&self, range: &Range<usize>) -> View<'_, u32> {
+        self.memory.slice(range.clone())
     }
 }
 
-impl Places {
-    fn of(rows: &Rows, [tiles, branching]: &[Tiles; 2], heads: Heads, words: &mut Words) -> Places {
+impl ArrayRanges {
+    fn of(rows: &Rows, [tiles, branching]: &[Tiles; 2], heads: Heads, words: &mut Words) -> ArrayRanges {
         let copied = |array: &[u32], words: &mut Words| words.push(array.iter().copied());
         let by_group = |arrays: &[Vec<u32>], words: &mut Words| {
             arrays.iter().map(|array| copied(array, words)).collect::<Vec<_>>()
         };
-        Places {
+        ArrayRanges {
             tokens: copied(&rows.tokens, words),
             positions: copied(&rows.positions, words),
             slots: by_group(&rows.slots, words),
-            decodes: DecodePlaces {
+            decodes: DecodeRanges {
                 tables: by_group(&rows.decodes.tables, words),
                 common: by_group(&rows.decodes.common(heads), words),
                 lengths: copied(&rows.decodes.lengths, words),
                 tokens: copied(&rows.decodes.first_tokens, words),
             },
-            chunks: ChunkPlaces {
+            chunks: ChunkRanges {
                 tables: by_group(&rows.chunks.tables, words),
                 first_tokens: copied(&rows.chunks.first_tokens, words),
                 token_counts: copied(&rows.chunks.token_counts, words),
                 first_positions: copied(&rows.chunks.first_positions, words),
             },
-            tiles: TilePlaces::of(tiles, words),
-            branching: TilePlaces::of(branching, words),
+            tiles: TileRanges::of(tiles, words),
+            branching: TileRanges::of(branching, words),
             seen: if branching.is_empty() { Range::default() } else { copied(&rows.seen, words) },
             logit_tokens: copied(&rows.logit_tokens, words),
         }
     }
 }
 
-impl TilePlaces {
-    fn of(tiles: &Tiles, words: &mut Words) -> TilePlaces {
-        TilePlaces {
+impl TileRanges {
+    fn of(tiles: &Tiles, words: &mut Words) -> TileRanges {
+        TileRanges {
             rows: words.push(tiles.iter().map(|(row, _)| *row)),
             firsts: words.push(tiles.iter().map(|(_, first)| *first)),
         }
@@ -312,19 +319,19 @@ impl TilePlaces {
 /// All of the last keys.
 const ALL_SEEN: u32 = u32::MAX;
 
-/// Which of the last keys up to its own guess `index` of a row sees, its own the lowest bit: all that come before the guesses, and
-/// of these those that `seen` has as bits from the first guess on.
+/// Which of the last keys up to its own draft token `index` of a row sees, its own the lowest bit: all that come before the draft tokens, and
+/// of these those that `seen` has as bits from the first draft token on.
 fn last_seen(index: usize, seen: u64) -> u32 {
-    let of_guesses = seen.reverse_bits() >> (u64::BITS as usize - 1 - index);
-    (of_guesses | u64::MAX << (index + 1)) as u32
+    let of_draft = seen.reverse_bits() >> (u64::BITS as usize - 1 - index);
+    (of_draft | u64::MAX << (index + 1)) as u32
 }
 
-/// Tells the rows whose tokens attend as rows of one token: those that have one, and those of a token and guesses that do not
-/// branch, if there is room for the guesses of all.
+/// Tells the rows whose tokens attend as rows of one token: those that have one, and those of a token and draft tokens that do not
+/// branch, if there is room for the draft tokens of all.
 fn decoding(batch: &Batch, sizes: &StepSizes) -> impl Fn(&BatchRow<'_>) -> bool + use<> {
-    let may = |row: &BatchRow<'_>| row.tokens == 1 + row.guesses && row.seen.is_empty();
+    let may = |row: &BatchRow<'_>| row.tokens == 1 + row.draft_tokens && row.seen.is_empty();
     let has_room = batch.rows().filter(may).map(|row| row.tokens).sum::<usize>() <= sizes.rows;
-    move |row| may(row) && (row.guesses == 0 || has_room)
+    move |row| may(row) && (row.draft_tokens == 0 || has_room)
 }
 
 /// A batch's numbers, in the order of the arrays.
@@ -340,7 +347,7 @@ struct Rows {
     logit_tokens: Vec<u32>,
     decodes: RowNumbers,
     chunks: RowNumbers,
-    /// Of each of the latter whether its guesses branch.
+    /// Of each of the latter whether its draft tokens branch.
     branches: Vec<bool>,
 }
 
@@ -382,8 +389,8 @@ impl Rows {
                 let slot = |at: u32| table[(at / page_tokens) as usize] * page_tokens + at % page_tokens;
                 slots.extend((row.first_position..row.first_position + row.tokens as u32).map(slot));
             }
-            let guesses = row.seen.iter().enumerate().map(|(index, &seen)| last_seen(index, seen));
-            rows.seen.extend(iter::repeat_n(ALL_SEEN, row.tokens - row.seen.len()).chain(guesses));
+            let draft_tokens = row.seen.iter().enumerate().map(|(index, &seen)| last_seen(index, seen));
+            rows.seen.extend(iter::repeat_n(ALL_SEEN, row.tokens - row.seen.len()).chain(draft_tokens));
             match decodes_alone(&row) {
                 true => decodes.extend(row.token_rows().zip(first_token..)),
                 false => {
@@ -392,13 +399,13 @@ impl Rows {
                 }
             }
         }
-        let held = |row: &BatchRow<'a>| (row.first_position as usize + 1, row.table(0, sizes.groups));
-        decodes.sort_by(|(one, _), (other, _)| sharing_order(held(one), held(other)));
+        let key = |row: &BatchRow<'a>| (row.first_position as usize + 1, row.table(0, sizes.groups));
+        decodes.sort_by(|(one, _), (other, _)| sharing_order(key(one), key(other)));
         decodes.iter().for_each(|(row, first_token)| rows.decodes.push(row, *first_token, rows.reach, sizes));
         rows
     }
 
-    /// Tiles of rows of several tokens: of those that do not branch, and of those whose guesses do.
+    /// Tiles of rows of several tokens: of those that do not branch, and of those whose draft tokens do.
     fn tiles(&self, heads: Heads) -> [Tiles; 2] {
         match self.branches[..] {
             [] => [Tiles::new(), Tiles::new()],
@@ -429,7 +436,7 @@ impl Rows {
             self.seen.push(ALL_SEEN);
             self.slots.iter_mut().for_each(|slots| slots.push(sizes.trash_page * PAGE_TOKENS as u32));
             self.logit_tokens.extend(with_logits.then_some(token));
-            let row = BatchRow { tokens: 1, guesses: 0, first_position: 0, blocks: &blocks, seen: &[] };
+            let row = BatchRow { tokens: 1, draft_tokens: 0, first_position: 0, blocks: &blocks, seen: &[] };
             self.decodes.push(&row, token, self.reach, sizes);
         }
     }
@@ -525,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_and_its_guesses_are_rows_of_their_own_where_there_is_room() {
+    fn a_token_and_its_draft_tokens_are_rows_of_their_own_where_there_is_room() {
         let mut batch = batch(&[(1, 64, &[1, 11]), (2, 30, &[4, 14])]);
         batch.push_drafted([3], &DraftTree::chain([4, 5]), 63, &[2, 3, 12, 13].map(BlockId), Logits::LAST);
         let rows = Rows::of(&batch, &SIZES);
@@ -540,14 +547,14 @@ mod tests {
 
     /// Two branches of which one forks again, beside a prompt.
     #[test]
-    fn guesses_that_branch_have_tiles_and_bits_of_their_own() {
+    fn branching_draft_tokens_have_tiles_and_bits_of_their_own() {
         let mut draft = DraftTree::default();
         let [_, two] = [4, 5].map(|token| draft.push(token, None));
         [6, 7].iter().for_each(|&token| _ = draft.push(token, Some(two)));
         let mut batch = batch(&[(2, 64, &[1, 11])]);
         batch.push_drafted([3], &draft, 70, &[2, 3, 12, 13].map(BlockId), Logits::LAST);
         let rows = Rows::of(&batch, &SIZES);
-        let before = |guesses: u32| u32::MAX << guesses;
+        let before = |draft_tokens: u32| u32::MAX << draft_tokens;
         assert_eq!(rows.seen[..3], [ALL_SEEN; 3]);
         assert_eq!(rows.seen[3..], [before(1) | 1, before(2) | 1, before(3) | 0b11, before(4) | 0b101]);
         assert_eq!(rows.positions[2..], [70, 71, 71, 72, 72]);

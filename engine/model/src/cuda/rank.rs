@@ -9,14 +9,14 @@ use windlass_kernels::cuda::ops::{self, PeerRank};
 use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
 use super::Replay;
+use super::activation_buffer::ActivationBuffer;
 use super::cache::{Cache, PageRoom, PageType};
 use super::compute::{CudaBackend, CudaStep, Exchange, cache_shape, step_sizes};
 use super::draws::Draws;
 use super::graphs::{Buckets, GraphRoom, GraphSize, Graphs};
-use super::handover::Handover;
 use super::inputs::ProductChoices;
-use super::moves::Moves;
-use super::sampler::{self, Answer, Changes};
+use super::move_buffer::MoveBuffer;
+use super::sampler::{self, Changes, SamplingTask};
 use super::weights::CudaWeights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
@@ -26,7 +26,7 @@ use crate::sampler::{Drawn, RowTask, SampleError};
 /// Why nothing crosses to another stage.
 const WHOLE: &str = "the decoder has no other stage";
 /// The turn of what is waited for at once: no other is in use then.
-const OWN_TURN: usize = 0;
+const FIRST_BUFFER: usize = 0;
 
 /// A rank's part of a decoder, loaded.
 pub(super) struct RankPart {
@@ -55,11 +55,11 @@ pub struct CudaRank {
     draws: Draws,
     /// Of the steps in flight.
     changes: [Changes; 2],
-    moves: Moves,
+    move_buffer: MoveBuffer,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
     /// Absent where no stage comes before or behind.
-    handover: Option<Handover>,
+    activation_buffer: Option<ActivationBuffer>,
     /// Absent where no block leaves the pool.
     page_room: Option<PageRoom>,
     /// What is given back for a while, if the device maps memory. Addresses stay, and so do graphs.
@@ -87,16 +87,16 @@ pub(super) enum Holding {
 #[derive(Debug)]
 pub(super) struct Step {
     pub batch: Batch,
-    pub feeds: Vec<Feed>,
+    pub sampled_inputs: Vec<SampledInput>,
 }
 
 /// A token that an earlier step in flight draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Feed {
+pub(super) struct SampledInput {
     /// Which of the step's tokens it is.
     pub token: usize,
     /// The turn of the step that draws it.
-    pub turn: usize,
+    pub buffer: usize,
     /// Which of that one's draws it is.
     pub draw: usize,
 }
@@ -121,7 +121,8 @@ impl CudaRank {
         let exchange = peer.map(|(rank, peer)| Exchange { peer, rank, first_token });
         let is_whole = weights.embeds && weights.head.is_some();
         let changes = || Changes::new(&device, logits, config.vocabulary);
-        let handover = (!is_whole).then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
+        let activation_buffer =
+            (!is_whole).then(|| ActivationBuffer::new(&device, tokens, config.hidden)).transpose()?;
         let (sizes, buckets) = (step_sizes(&config, weights.head.is_some(), geometry), Buckets::up_to(rows));
         let replayed = match replay {
             Replay::Graphs => buckets.sizes(sizes.reaches()),
@@ -133,9 +134,9 @@ impl CudaRank {
             replay,
             draws: Draws::new(&device, logits)?,
             changes: [changes()?, changes()?],
-            moves: Moves::new(&device, &sizes)?,
+            move_buffer: MoveBuffer::new(&device, &sizes)?,
             logits: device.pinned(logits * config.vocabulary)?,
-            handover,
+            activation_buffer,
             page_room,
             decoder: Decoder {
                 backend: CudaBackend::new(&device, config, (&weights, &choices), exchange, geometry, cache)?,
@@ -185,7 +186,7 @@ impl CudaRank {
     pub(super) fn step(&mut self, step: &Step) -> Result<(), DriverError> {
         match step.batch.is_empty() {
             true => Ok(()),
-            false => self.issue(&step.batch, &step.feeds),
+            false => self.issue(&step.batch, &step.sampled_inputs),
         }
     }
 
@@ -193,30 +194,30 @@ impl CudaRank {
     /// been waited for.
     pub(super) fn issue_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), DriverError> {
         let tokens = self.bucket(batch).unwrap_or(batch.tokens().len());
-        let CudaRank { handover, decoder, stream, .. } = self;
-        let Some(handover) = handover else { return Err(DriverError::refused("a step", WHOLE)) };
-        handover.bring(activations, decoder.backend.entry(tokens), stream)?;
+        let CudaRank { activation_buffer, decoder, stream, .. } = self;
+        let Some(activation_buffer) = activation_buffer else { return Err(DriverError::refused("a step", WHOLE)) };
+        activation_buffer.upload(activations, decoder.backend.entry(tokens), stream)?;
         self.issue(batch, &[])
     }
 
     /// What the layers gave for the last step's `tokens` tokens, once it is done.
     pub(super) fn fetch_activations(&self, tokens: usize) -> Result<Vec<f32>, DriverError> {
-        match &self.handover {
-            Some(handover) => handover.fetch(self.decoder.backend.activations(tokens), &self.stream),
+        match &self.activation_buffer {
+            Some(activation_buffer) => activation_buffer.fetch(self.decoder.backend.activations(tokens), &self.stream),
             None => Err(DriverError::refused("activations", WHOLE)),
         }
     }
 
-    /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
-    pub(super) fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
+    /// Issues a step's kernels. The tokens of `sampled_inputs` lie on the device, or will when the kernels run.
+    pub(super) fn issue(&mut self, batch: &Batch, sampled_inputs: &[SampledInput]) -> Result<(), DriverError> {
         self.regions.check("a step")?;
         let bucket = self.bucket(batch);
         let CudaRank { graphs, decoder, draws, stream, .. } = self;
         let counts = decoder.backend.metadata.upload(batch, bucket, stream)?;
         let step = CudaStep { counts, stream };
-        for (first, count) in runs(feeds) {
-            let drawn = draws.on_device(first.turn, first.draw..first.draw + count);
-            decoder.backend.metadata.feed(first.token, drawn, stream)?;
+        for (first, count) in runs(sampled_inputs) {
+            let drawn = draws.on_device(first.buffer, first.draw..first.draw + count);
+            decoder.backend.metadata.write_tokens(first.token, drawn, stream)?;
         }
         match bucket {
             None => decoder.forward(&step),
@@ -241,28 +242,28 @@ impl CudaRank {
 
     /// Has the device draw a token from each of the first rows of logits that the last step left, or tell of them, for the step
     /// of this turn: none that is in flight beside it has the same.
-    pub(super) fn draw(&mut self, turn: usize, answers: &[Answer]) -> Result<(), DriverError> {
-        let (rows, vocabulary) = (answers.len(), self.vocabulary());
+    pub(super) fn draw(&mut self, buffer: usize, sampling_tasks: &[SamplingTask]) -> Result<(), DriverError> {
+        let (rows, vocabulary) = (sampling_tasks.len(), self.vocabulary());
         let CudaRank { changes, draws, decoder, stream, .. } = self;
-        if answers.is_empty() {
-            return draws.skip(turn, stream);
+        if sampling_tasks.is_empty() {
+            return draws.skip(buffer, stream);
         }
-        changes[turn].apply(answers, decoder.backend.logits_mut(rows), stream)?;
-        draws.draw(turn, &sampler::draws(answers), decoder.backend.logits(rows), vocabulary, stream)
+        changes[buffer].apply(sampling_tasks, decoder.backend.logits_mut(rows), stream)?;
+        draws.draw(buffer, &sampler::draws(sampling_tasks), decoder.backend.logits(rows), vocabulary, stream)
     }
 
     /// Waits for the step of this turn.
-    pub(super) fn wait(&self, turn: usize) -> Result<(), DriverError> {
-        self.draws.wait(turn)
+    pub(super) fn wait(&self, buffer: usize) -> Result<(), DriverError> {
+        self.draws.wait(buffer)
     }
 
     /// The tokens that the step of this turn drew; it has been waited for.
-    pub(super) fn drawn(&self, turn: usize, rows: usize) -> Vec<Drawn> {
-        self.draws.drawn(turn, rows)
+    pub(super) fn drawn(&self, buffer: usize, rows: usize) -> Vec<Drawn> {
+        self.draws.drawn(buffer, rows)
     }
 
     /// Waits for all that was issued.
-    pub(super) fn settle(&self) -> Result<(), DriverError> {
+    pub(super) fn synchronize_stream(&self) -> Result<(), DriverError> {
         self.stream.synchronize()
     }
 
@@ -276,15 +277,15 @@ impl CudaRank {
             // Also without logits: the step's numbers may be written over once this returns.
             return self.stream.synchronize().map(|()| Vec::new());
         }
-        let answers = sampler::answers(tasks, self.vocabulary());
-        for (row, _) in answers.iter().enumerate().filter(|(_, answer)| matches!(answer, Answer::OnHost)) {
+        let sampling_tasks = sampler::sampling_tasks(tasks, self.vocabulary());
+        for (row, _) in sampling_tasks.iter().enumerate().filter(|(_, task)| matches!(task, SamplingTask::OnHost)) {
             self.copy_logits(row)?;
         }
-        self.draw(OWN_TURN, &answers)?;
+        self.draw(FIRST_BUFFER, &sampling_tasks)?;
         self.stream.synchronize()?;
-        let drawn = self.draws.drawn(OWN_TURN, tasks.len());
-        let rows = tasks.iter().zip(&answers).zip(drawn).enumerate();
-        rows.map(|(row, ((task, answer), drawn))| self.read(row, task, answer, drawn)).collect()
+        let drawn = self.draws.drawn(FIRST_BUFFER, tasks.len());
+        let rows = tasks.iter().zip(&sampling_tasks).zip(drawn).enumerate();
+        rows.map(|(row, ((task, sampling_task), drawn))| self.read(row, task, sampling_task, drawn)).collect()
     }
 
     /// What came of a row; `drawn` is what the device gave.
@@ -292,19 +293,19 @@ impl CudaRank {
         &self,
         row: usize,
         task: &RowTask<'_>,
-        answer: &Answer,
+        sampling_task: &SamplingTask,
         drawn: Drawn,
     ) -> Result<Result<Drawn, SampleError>, DriverError> {
-        match (answer, drawn.token) {
-            (Answer::OnHost, _) => Ok(self.sample_on_host(row, task)),
-            (Answer::OnDevice(_), ops::ALL_BANNED) => Ok(Err(SampleError::AllBanned)),
-            (Answer::OnDevice(_), ops::NOT_FINITE) => {
+        match (sampling_task, drawn.token) {
+            (SamplingTask::OnHost, _) => Ok(self.sample_on_host(row, task)),
+            (SamplingTask::OnDevice(_), ops::ALL_BANNED) => Ok(Err(SampleError::AllBanned)),
+            (SamplingTask::OnDevice(_), ops::NOT_FINITE) => {
                 // The host says which token's logit it is.
                 self.copy_logits(row)?;
                 self.stream.synchronize()?;
                 Ok(self.sample_on_host(row, task))
             }
-            (Answer::OnDevice(_), _) => Ok(Ok(drawn)),
+            (SamplingTask::OnDevice(_), _) => Ok(Ok(drawn)),
         }
     }
 
@@ -374,8 +375,8 @@ impl CudaRank {
     /// Moves keys and values of tokens, in order, behind the steps that were issued.
     pub(super) fn issue_moves(&mut self, moves: &[TokenMove]) -> Result<(), DriverError> {
         self.regions.check("a move")?;
-        let CudaRank { moves: room, decoder, stream, .. } = self;
-        room.issue(moves, &mut decoder.backend.cache, stream)
+        let CudaRank { move_buffer, decoder, stream, .. } = self;
+        move_buffer.issue(moves, &mut decoder.backend.cache, stream)
     }
 }
 
@@ -407,18 +408,18 @@ impl Regions {
 }
 
 /// Feeds of neighbours as one copy each: the first, and how many follow one another.
-fn runs(feeds: &[Feed]) -> Vec<(Feed, usize)> {
-    let mut runs: Vec<(Feed, usize)> = Vec::new();
-    for feed in feeds {
+fn runs(sampled_inputs: &[SampledInput]) -> Vec<(SampledInput, usize)> {
+    let mut runs: Vec<(SampledInput, usize)> = Vec::new();
+    for sampled_input in sampled_inputs {
         match runs.last_mut() {
             Some((first, count))
-                if feed.turn == first.turn
-                    && feed.token == first.token + *count
-                    && feed.draw == first.draw + *count =>
+                if sampled_input.buffer == first.buffer
+                    && sampled_input.token == first.token + *count
+                    && sampled_input.draw == first.draw + *count =>
             {
                 *count += 1;
             }
-            _ => runs.push((*feed, 1)),
+            _ => runs.push((*sampled_input, 1)),
         }
     }
     runs
@@ -430,9 +431,15 @@ mod tests {
 
     #[test]
     fn neighbours_are_fed_by_one_copy() {
-        let feed = |token, turn, draw| Feed { token, turn, draw };
-        let feeds = [feed(0, 0, 3), feed(1, 0, 4), feed(2, 0, 6), feed(3, 1, 7), feed(5, 1, 8)];
-        let expected = [(feeds[0], 2), (feeds[2], 1), (feeds[3], 1), (feeds[4], 1)];
-        assert_eq!(runs(&feeds), expected);
+        let sampled_input = |token, buffer, draw| SampledInput { token, buffer, draw };
+        let sampled_inputs = [
+            sampled_input(0, 0, 3),
+            sampled_input(1, 0, 4),
+            sampled_input(2, 0, 6),
+            sampled_input(3, 1, 7),
+            sampled_input(5, 1, 8),
+        ];
+        let expected = [(sampled_inputs[0], 2), (sampled_inputs[2], 1), (sampled_inputs[3], 1), (sampled_inputs[4], 1)];
+        assert_eq!(runs(&sampled_inputs), expected);
     }
 }

@@ -16,16 +16,16 @@ const MAX_EDITS: usize = 1 << 17;
 
 /// How a row is answered.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum SamplingTask {
     /// By the host, from the row's logits as the model gave them.
     OnHost,
     /// By the device.
-    OnDevice(Question),
+    OnDevice(DeviceTask),
 }
 
 /// What the device is asked of a row.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct DeviceTask {
     /// The only tokens that may come, as bits.
     mask: Option<Vec<u32>>,
     edits: Vec<Edit>,
@@ -33,55 +33,58 @@ pub(super) struct Question {
 }
 
 /// How each of a step's logits is answered.
-pub(super) fn answers(tasks: &[RowTask<'_>], vocabulary: usize) -> Vec<Answer> {
+pub(super) fn sampling_tasks(tasks: &[RowTask<'_>], vocabulary: usize) -> Vec<SamplingTask> {
     let mut room = MAX_EDITS;
-    tasks.iter().map(|task| Answer::of(task, vocabulary, &mut room)).collect()
+    tasks.iter().map(|task| SamplingTask::of(task, vocabulary, &mut room)).collect()
 }
 
 /// Each row's draw. One that the host answers draws the likeliest token, which nobody reads.
-pub(super) fn draws(answers: &[Answer]) -> Vec<RowDraw> {
-    answers.iter().map(|answer| answer.question().map_or(RowDraw::LIKELIEST, |question| question.draw)).collect()
+pub(super) fn draws(sampling_tasks: &[SamplingTask]) -> Vec<RowDraw> {
+    sampling_tasks
+        .iter()
+        .map(|sampling_task| sampling_task.device_task().map_or(RowDraw::LIKELIEST, |device_task| device_task.draw))
+        .collect()
 }
 
-impl Answer {
-    fn of(task: &RowTask<'_>, vocabulary: usize, room: &mut usize) -> Answer {
-        let question = match task {
-            RowTask::Draw(draw) => Question::of_draw(draw, vocabulary),
-            RowTask::Score { target, top } => Question::of_score(*target, *top, vocabulary),
+impl SamplingTask {
+    fn of(task: &RowTask<'_>, vocabulary: usize, room: &mut usize) -> SamplingTask {
+        let device_task = match task {
+            RowTask::Draw(draw) => DeviceTask::of_draw(draw, vocabulary),
+            RowTask::Score { target, top } => DeviceTask::of_score(*target, *top, vocabulary),
         };
-        match question.filter(|question| question.edits.len() <= *room) {
-            None => Answer::OnHost,
-            Some(question) => {
-                *room -= question.edits.len();
-                Answer::OnDevice(question)
+        match device_task.filter(|device_task| device_task.edits.len() <= *room) {
+            None => SamplingTask::OnHost,
+            Some(device_task) => {
+                *room -= device_task.edits.len();
+                SamplingTask::OnDevice(device_task)
             }
         }
     }
 
     /// Whether the host has nothing to do but to read the token.
     pub fn is_on_device(&self) -> bool {
-        self.question().is_some()
+        self.device_task().is_some()
     }
 
-    fn question(&self) -> Option<&Question> {
+    fn device_task(&self) -> Option<&DeviceTask> {
         match self {
-            Answer::OnHost => None,
-            Answer::OnDevice(question) => Some(question),
+            SamplingTask::OnHost => None,
+            SamplingTask::OnDevice(device_task) => Some(device_task),
         }
     }
 }
 
-impl Question {
-    fn of_draw(draw: &Draw<'_>, vocabulary: usize) -> Option<Question> {
+impl DeviceTask {
+    fn of_draw(draw: &Draw<'_>, vocabulary: usize) -> Option<DeviceTask> {
         let (mask, edits) = (allowed_words(draw, vocabulary.div_ceil(32)), edits(draw));
         let unchanged = mask.is_none() && edits.is_empty();
         let can = draw.sampling.typical_p >= 1.0 && draw.logprobs.is_none_or(|top| unchanged && tells(top));
-        can.then(|| Question { mask, edits, draw: RowDraw::new(draw.sampling, draw.position, draw.logprobs) })
+        can.then(|| DeviceTask { mask, edits, draw: RowDraw::new(draw.sampling, draw.position, draw.logprobs) })
     }
 
-    fn of_score(target: u32, top: u32, vocabulary: usize) -> Option<Question> {
+    fn of_score(target: u32, top: u32, vocabulary: usize) -> Option<DeviceTask> {
         let can = (target as usize) < vocabulary && tells(top);
-        can.then(|| Question { mask: None, edits: Vec::new(), draw: RowDraw::known(target, top) })
+        can.then(|| DeviceTask { mask: None, edits: Vec::new(), draw: RowDraw::known(target, top) })
     }
 }
 
@@ -104,16 +107,22 @@ impl Changes {
     }
 
     /// Masks and edits the rows of `logits`, where any row asks for it.
-    pub fn apply(&mut self, answers: &[Answer], logits: ViewMut<'_, f32>, stream: &Stream) -> Result<(), DriverError> {
-        let questions: Vec<Option<&Question>> = answers.iter().map(Answer::question).collect();
-        let masks: Vec<&[u32]> = questions.iter().filter_map(|question| question.as_ref()?.mask.as_deref()).collect();
-        let edits: Vec<&Edit> = questions.iter().flatten().flat_map(|question| &question.edits).collect();
+    pub fn apply(
+        &mut self,
+        sampling_tasks: &[SamplingTask],
+        logits: ViewMut<'_, f32>,
+        stream: &Stream,
+    ) -> Result<(), DriverError> {
+        let device_tasks: Vec<Option<&DeviceTask>> = sampling_tasks.iter().map(SamplingTask::device_task).collect();
+        let masks: Vec<&[u32]> =
+            device_tasks.iter().filter_map(|device_task| device_task.as_ref()?.mask.as_deref()).collect();
+        let edits: Vec<&Edit> = device_tasks.iter().flatten().flat_map(|device_task| &device_task.edits).collect();
         if masks.is_empty() && edits.is_empty() {
             return Ok(());
         }
         let mut words = Words::default();
-        let [rows, bits] = [words.push(mask_rows(&questions)), words.push(masks.concat())];
-        let [firsts, tokens] = [words.push(firsts(&questions)), words.push(edits.iter().map(|edit| edit.token))];
+        let [rows, bits] = [words.push(mask_rows(&device_tasks)), words.push(masks.concat())];
+        let [firsts, tokens] = [words.push(firsts(&device_tasks)), words.push(edits.iter().map(|edit| edit.token))];
         let values = words.push_floats(edits.iter().flat_map(|edit| edit.values()));
         self.room.send(&words, stream)?;
         let (room, vocabulary) = (&self.room, self.vocabulary);
@@ -135,16 +144,18 @@ fn max_edits(rows: usize) -> usize {
 }
 
 /// Which mask each row has.
-fn mask_rows(questions: &[Option<&Question>]) -> Vec<u32> {
+fn mask_rows(device_tasks: &[Option<&DeviceTask>]) -> Vec<u32> {
     let mut masks = 0..;
-    let is_masked = |question: &Option<&Question>| question.is_some_and(|question| question.mask.is_some());
-    let row = |question| if is_masked(question) { masks.next().unwrap_or(NONE) } else { NONE };
-    questions.iter().map(row).collect()
+    let is_masked =
+        |device_task: &Option<&DeviceTask>| device_task.is_some_and(|device_task| device_task.mask.is_some());
+    let row = |device_task| if is_masked(device_task) { masks.next().unwrap_or(NONE) } else { NONE };
+    device_tasks.iter().map(row).collect()
 }
 
 /// Where each row's edits begin, and where the last one's end.
-fn firsts(questions: &[Option<&Question>]) -> Vec<u32> {
-    let counts = questions.iter().map(|question| question.map_or(0, |question| question.edits.len() as u32));
+fn firsts(device_tasks: &[Option<&DeviceTask>]) -> Vec<u32> {
+    let counts =
+        device_tasks.iter().map(|device_task| device_task.map_or(0, |device_task| device_task.edits.len() as u32));
     let ends = counts.scan(0, |end, count| {
         *end += count;
         Some(*end)

@@ -11,9 +11,9 @@ use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::cuda::Device;
 
+use super::activation_buffer::ActivationBuffer;
 use super::cache::PageType;
 use super::fit::{ledger_of_last, longest_sequence};
-use super::handover::Handover;
 use super::loaded::LoadedPart;
 use super::rank::CudaRank;
 use super::{CudaError, Replay, support};
@@ -107,7 +107,7 @@ impl<'a> SplitModel<'a> {
         let SplitModel { first, last, pages, options } = self;
         let sizes = Sizes::check(&first.shapes, first.config().rotary_dims(), geometry, &options)?;
         let Built { decoder, ledgers, weight_type, .. } = first.build(sizes, &options)?;
-        let crossing = Handover::bytes(geometry.max_step_tokens as usize, shape.hidden as usize);
+        let crossing = ActivationBuffer::bytes(geometry.max_step_tokens as usize, shape.hidden as usize);
         let crossing = Ledger { workspace: crossing, ..Ledger::default() };
         let cpu: Ledger = ledgers.into_iter().chain([crossing]).sum();
         let kernels = decoder.backend().kernels();

@@ -92,9 +92,9 @@ pub(super) fn check_undivided(options: &LoadOptions) -> Result<(), CudaError> {
 /// Refuses a row that asks for more.
 pub(super) fn check_row(row: &PlanRow) -> Result<(), String> {
     match row.draft().filter(|draft| !draft.is_chain()).map(DraftTree::len) {
-        Some(guesses) if guesses > SEEN_KEYS => {
+        Some(draft_tokens) if draft_tokens > SEEN_KEYS => {
             let right = format!("at most {SEEN_KEYS}, or guesses one after the other");
-            Err(CudaError::unsupported(format!("{guesses} guesses that branch"), right).to_string())
+            Err(CudaError::unsupported(format!("{draft_tokens} guesses that branch"), right).to_string())
         }
         _ => Ok(()),
     }

@@ -1,10 +1,10 @@
-//! A decoder's weights: what they are together is the same on every device, how a device holds each is its own.
+//! The weights of a decoder. Their structure is the same on every device; a [`Layout`] says how a device stores each.
 
-/// How a device holds weights.
+/// The types in which a device stores weights.
 pub trait Layout {
     /// A matrix, `[outputs, inputs]`.
     type Matrix;
-    /// Some f32, such as a norm's weights.
+    /// A vector of f32, such as the weights of a norm.
     type Vector;
     /// The projections of queries, keys and values.
     type Qkv: Matrices<Self::Matrix>;
@@ -14,49 +14,49 @@ pub trait Layout {
     type Experts: Matrices<Self::Matrix>;
 }
 
-/// What is made of several matrices.
+/// Weights that consist of several matrices.
 pub trait Matrices<M> {
-    /// All of them.
+    /// All the matrices.
     fn matrices(&self) -> Vec<&M>;
 }
 
-/// The weights of a decoder, or of a stage of one.
+/// The weights of a decoder, or of one pipeline stage.
 pub struct DecoderWeights<L: Layout> {
-    /// Absent in a stage that neither embeds tokens nor has a head that is tied to the embedding.
+    /// `None` in a stage that neither embeds tokens nor has a head that is tied to the embedding.
     pub embedding: Option<L::Matrix>,
-    /// In their order.
+    /// In order of computation.
     pub layers: Vec<Layer<L>>,
-    /// Absent where a stage comes behind.
+    /// `None` unless this is the last stage.
     pub head: Option<Head<L>>,
-    /// Whether tokens are embedded here: no stage comes before.
+    /// Whether tokens are embedded here: this is the first stage.
     pub embeds: bool,
 }
 
-/// What makes logits of the residual stream.
+/// The weights that turn the residual stream into logits.
 pub struct Head<L: Layout> {
-    /// Of the residual stream, before the product.
+    /// Norm of the residual stream, before the product.
     pub norm: L::Vector,
-    /// Absent where the head is tied to the embedding.
+    /// `None` if the head is tied to the embedding.
     pub untied: Option<L::Matrix>,
 }
 
-/// One layer: a mixer, which lets a token see others, and a feed-forward block, which does not.
+/// One layer: a mixer, in which tokens see each other, and a feed-forward block, which treats each token alone.
 pub struct Layer<L: Layout> {
-    /// Before the mixer.
+    /// Norm before the mixer.
     pub mixer_norm: L::Vector,
     /// The mixer.
     pub mixer: Mixer<L>,
-    /// Of what the mixer gives, in families that norm it.
+    /// Norm of the mixer's output, in families that have one (Gemma).
     pub post_mixer_norm: Option<L::Vector>,
-    /// Before the feed-forward block.
+    /// Norm before the feed-forward block.
     pub feed_forward_norm: L::Vector,
     /// The feed-forward block.
     pub feed_forward: FeedForward<L>,
-    /// Of what the feed-forward block gives, in families that norm it.
+    /// Norm of the feed-forward block's output, in families that have one (Gemma).
     pub post_feed_forward_norm: Option<L::Vector>,
 }
 
-/// What lets a token see others.
+/// The part of a layer in which tokens see each other.
 pub enum Mixer<L: Layout> {
     /// Softmax attention over cached keys and values.
     Attention(Attention<L>),
@@ -66,31 +66,31 @@ pub enum Mixer<L: Layout> {
 pub struct Attention<L: Layout> {
     /// Projections of queries, keys and values.
     pub qkv: L::Qkv,
-    /// Their biases, one after the other.
+    /// Biases of queries, keys and values, concatenated.
     pub bias: Option<L::Vector>,
-    /// Norms of each head of queries, and of keys.
+    /// Norms of each query head and of each key head.
     pub head_norms: Option<[L::Vector; 2]>,
-    /// Whether heads get rotary positions.
+    /// Whether rotary positions are applied to the heads.
     pub is_rotary: bool,
     /// The output projection.
     pub out: L::Matrix,
 }
 
-/// What a token goes through by itself.
+/// The part of a layer that treats each token alone.
 pub enum FeedForward<L: Layout> {
     /// One block for all tokens.
     Dense(L::Gated),
-    /// A few of many for each token.
+    /// A mixture of experts: some blocks for each token.
     Experts(L::Experts),
 }
 
 impl<L: Layout> DecoderWeights<L> {
-    /// The matrix whose rows the residual stream begins with; absent where the stage before gives it.
+    /// The embedding, from which the residual stream starts; `None` if the previous stage supplies the residual stream.
     pub fn input_embedding(&self) -> Option<&L::Matrix> {
         self.embedding.as_ref().filter(|_| self.embeds)
     }
 
-    /// The head's norm and matrix.
+    /// The norm and the matrix of the head.
     pub fn output(&self) -> Option<(&L::Vector, &L::Matrix)> {
         let head = self.head.as_ref()?;
         Some((&head.norm, head.untied.as_ref().or(self.embedding.as_ref())?))

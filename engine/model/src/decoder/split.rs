@@ -1,4 +1,5 @@
-//! A decoder of two stages in one process, on two devices: the first layers on one, the last ones and the head on the other.
+//! A decoder of two stages in one process, on two devices: the first has the first layers, the second the last layers
+//! and the head.
 
 use std::io;
 
@@ -10,11 +11,11 @@ use crate::batch::Batch;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::tier::Tier;
 
-/// Both stages. Each has the keys and values of its own layers in blocks of the same numbers.
+/// The two stages. Each has K and V of its own layers, in blocks of the same ids.
 pub struct SplitDecoder<F, L> {
     /// The first layers.
     pub first: F,
-    /// The last ones, and the head.
+    /// The last layers and the head.
     pub last: L,
 }
 
@@ -54,12 +55,12 @@ impl<F: StageModel, L: StageModel<Error: From<F::Error>>> Model for SplitDecoder
         self.last.copy_block(from, to)
     }
 
-    /// An error: a slot has no room for the parts of both.
+    /// Always an error: a swap slot has no room for the parts of both devices.
     fn store_block(&mut self, _tier: &mut dyn Tier, _block: BlockId, _slot: SwapSlotId) -> io::Result<()> {
         Err(unswapped())
     }
 
-    /// An error, too.
+    /// Always an error, as [`store_block`](Model::store_block).
     fn load_block(&mut self, _tier: &mut dyn Tier, _slot: SwapSlotId, _block: BlockId) -> io::Result<()> {
         Err(unswapped())
     }

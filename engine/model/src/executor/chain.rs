@@ -1,6 +1,6 @@
-//! The way of a step through the stages of other processes: each has a thread here, which waits for it.
+//! Passes steps through the pipeline stages of other processes. Each stage has a thread here, which waits for it.
 //!
-//! So every stage computes a step of its own, and the next one lies ready for it. What is ordered stays in order.
+//! Every stage computes a step of its own, and the next step is ready when it ends. Commands stay in order.
 
 use std::convert::identity;
 use std::io;
@@ -11,87 +11,88 @@ use std::time::{Duration, Instant};
 use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::{BlockMove, PlanRow, RowOutput, StepPlan, Ticket};
 
-use super::{Answer, Order, answer};
+use super::{Command, Reply, reply};
 use crate::batch::Batch;
 use crate::panic::guarded;
 use crate::pipeline::{Peer, PipelineError};
-use crate::step::intake::Intake;
+use crate::step::batch_builder::BatchBuilder;
 use crate::step::{PassedStep, uncomputable};
 
-/// What goes from stage to stage.
-pub(crate) enum Passing {
+/// A message from stage to stage.
+pub(crate) enum StageMessage {
     /// A step to compute.
     Step(Box<PassedStep>),
-    /// A piece of what later steps would wait for is to be made.
-    Prepare(Answer<Prepared>, Answers<Prepared>),
-    /// Memory of keys and values is to be taken, or given back.
-    HoldKv(bool, Answer<()>, Answers<()>),
-    /// A stage was lost, and with it all that follows.
+    /// Prepare one thing that later steps need.
+    Prepare(Reply<Prepared>, Replies<Prepared>),
+    /// Allocate the memory of K and V if true, else free it.
+    HoldKv(bool, Reply<()>, Replies<()>),
+    /// A stage was lost: no more steps can be computed.
     Lost(String),
 }
 
-/// What stages will say that do the same at the same time.
-pub(crate) struct Answers<T>(Vec<Receiver<Result<T, String>>>);
+/// The pending replies of stages that run the same command at the same time.
+pub(crate) struct Replies<T>(Vec<Receiver<Result<T, String>>>);
 
-impl<T> Answers<T> {
-    /// Where one more stage says it.
-    fn one_more(mut self) -> (Answer<T>, Self) {
+impl<T> Replies<T> {
+    /// Adds a pending reply: returns where the stage sends it.
+    fn one_more(mut self) -> (Reply<T>, Self) {
         let (says, said) = channel();
         self.0.push(said);
         (says, self)
     }
 
-    /// Waits for all of them, and joins what they say with what is known.
+    /// Waits for all replies, and combines them with `own` by `both`.
     pub fn join(self, own: Result<T, String>, both: impl Fn(T, T) -> T) -> Result<T, String> {
         let gone = |_| "the thread of a stage has ended".to_owned();
         self.0.into_iter().try_fold(own?, |all, said| Ok(both(all, said.recv().map_err(gone)??)))
     }
 }
 
-/// The threads before the last stage.
+/// The threads of the stages before the last.
 pub(crate) struct Chain {
-    /// What comes out of them.
-    pub passing: Receiver<Passing>,
-    /// They end when there are no more orders.
+    /// Their output.
+    pub messages: Receiver<StageMessage>,
+    /// They end when the sender of commands is dropped.
     pub threads: Vec<JoinHandle<()>>,
 }
 
-/// Has orders go through the `earlier` stages. `check` says whether a row can be computed on such devices.
+/// Starts threads that pass commands through the `earlier` stages. `check` says whether a device can compute a row.
 pub(crate) fn chain(
     geometry: Geometry,
     check: fn(&PlanRow) -> Result<(), String>,
-    orders: Receiver<Order>,
+    commands: Receiver<Command>,
     earlier: Vec<Peer>,
 ) -> io::Result<Chain> {
-    let (enters, mut passing) = channel();
-    let entry = Entry { intake: Intake::new(geometry), check };
-    let mut threads = vec![spawn("entry", move || orders.iter().for_each(|order| send(entry.pass(order), &enters)))?];
+    let (enters, mut messages) = channel();
+    let entry = Entry { batch_builder: BatchBuilder::new(geometry), check };
+    let mut threads =
+        vec![spawn("entry", move || commands.iter().for_each(|command| send(entry.pass(command), &enters)))?];
     for (stage, mut peer) in earlier.into_iter().enumerate() {
         let (leaves, next) = channel();
-        let enters = std::mem::replace(&mut passing, next);
+        let enters = std::mem::replace(&mut messages, next);
         threads.push(spawn(&format!("stage-{stage}"), move || relay(&mut peer, &enters, &leaves))?);
     }
-    Ok(Chain { passing, threads })
+    Ok(Chain { messages, threads })
 }
 
 fn spawn(name: &str, task: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name.to_owned()).spawn(task)
 }
 
-/// Where plans become batches, which all stages compute.
+/// The entry of the pipeline, which turns plans into batches for all stages.
 struct Entry {
-    intake: Intake,
+    batch_builder: BatchBuilder,
     check: fn(&PlanRow) -> Result<(), String>,
 }
 
 impl Entry {
-    fn pass(&self, order: Order) -> Passing {
-        match order {
-            Order::Step(ticket, plan) => guarded(|| Passing::Step(Box::new(self.begin(ticket, plan)))),
-            Order::Prepare(answer) => Ok(Passing::Prepare(answer, Answers(Vec::new()))),
-            Order::HoldKv(held, answer) => Ok(Passing::HoldKv(held, answer, Answers(Vec::new()))),
+    fn pass(&self, command: Command) -> StageMessage {
+        match command {
+            Command::Step(ticket, plan) => guarded(|| StageMessage::Step(Box::new(self.begin(ticket, plan)))),
+            Command::Prepare(reply) => Ok(StageMessage::Prepare(reply, Replies(Vec::new()))),
+            Command::HoldKv(held, reply) => Ok(StageMessage::HoldKv(held, reply, Replies(Vec::new()))),
         }
-        .unwrap_or_else(Passing::Lost)
+        .unwrap_or_else(StageMessage::Lost)
     }
 
     fn begin(&self, ticket: Ticket, plan: StepPlan) -> PassedStep {
@@ -102,64 +103,65 @@ impl Entry {
     }
 
     fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), RowOutput> {
-        self.intake.check(row).and_then(|()| (self.check)(row)).map_err(uncomputable)?;
+        self.batch_builder.check(row).and_then(|()| (self.check)(row)).map_err(uncomputable)?;
         if row.draft().is_some_and(|draft| !draft.is_chain()) {
             let right = "guesses one after the other are";
             return Err(uncomputable(format!("guesses that branch are not computed by several nodes; {right}")));
         }
-        self.intake.fill(row, batch)
+        self.batch_builder.fill(row, batch)
     }
 }
 
-/// Has a stage do what comes, one thing after the other, and passes it on.
-fn relay(peer: &mut Peer, from: &Receiver<Passing>, to: &Sender<Passing>) {
-    if let Some(why) = from.iter().find_map(|passing| guarded(|| pass(peer, passing, to)).flatten().err()) {
-        send(Passing::Lost(why.clone()), to);
-        // Those before it do not hear of it: what they send on is for nobody.
-        from.iter().for_each(|passing| refuse(passing, &why));
+/// Lets a stage run messages in order, and passes them on.
+fn relay(peer: &mut Peer, from: &Receiver<StageMessage>, to: &Sender<StageMessage>) {
+    if let Some(why) = from.iter().find_map(|message| guarded(|| pass(peer, message, to)).flatten().err()) {
+        send(StageMessage::Lost(why.clone()), to);
+        // Earlier stages do not learn of it: what they send is refused here.
+        from.iter().for_each(|message| refuse(message, &why));
     }
 }
 
-/// If what comes behind is gone, it has said why.
-fn send(passing: Passing, to: &Sender<Passing>) {
-    let _ = to.send(passing);
+/// Sends a message. If the receiver is gone, it has reported why.
+fn send(message: StageMessage, to: &Sender<StageMessage>) {
+    let _ = to.send(message);
 }
 
-/// Tells who waits for it why nothing comes of it.
-fn refuse(passing: Passing, why: &str) {
-    // Whoever asked may have gone.
-    match passing {
-        Passing::Prepare(to, _) => drop(to.send(Err(why.to_owned()))),
-        Passing::HoldKv(_, to, _) => drop(to.send(Err(why.to_owned()))),
-        Passing::Step(_) | Passing::Lost(_) => {}
+/// Replies to a message that cannot be run.
+fn refuse(message: StageMessage, why: &str) {
+    // The asking thread may have dropped the receiver.
+    match message {
+        StageMessage::Prepare(to, _) => drop(to.send(Err(why.to_owned()))),
+        StageMessage::HoldKv(_, to, _) => drop(to.send(Err(why.to_owned()))),
+        StageMessage::Step(_) | StageMessage::Lost(_) => {}
     }
 }
 
-/// What is asked of all stages at once goes on also where it fails here: the last one joins what they say.
-fn pass(peer: &mut Peer, passing: Passing, to: &Sender<Passing>) -> Result<(), String> {
-    match passing {
-        Passing::Step(mut step) => {
+/// Lets a stage run one message. A command for all stages is passed on even if it fails here: the last stage combines
+/// the replies.
+fn pass(peer: &mut Peer, message: StageMessage, to: &Sender<StageMessage>) -> Result<(), String> {
+    match message {
+        StageMessage::Step(mut step) => {
             compute(peer, &mut step).map_err(|error| error.to_string())?;
-            send(Passing::Step(step), to);
+            send(StageMessage::Step(step), to);
             Ok(())
         }
-        Passing::Prepare(asker, answers) => {
-            let (own, answers) = answers.one_more();
+        StageMessage::Prepare(requester, replies) => {
+            let (own, replies) = replies.one_more();
             let asked = peer.prepare();
-            send(Passing::Prepare(asker, answers), to);
-            answer(asked.and_then(|()| peer.prepared()), &own)
+            send(StageMessage::Prepare(requester, replies), to);
+            reply(asked.and_then(|()| peer.prepared()), &own)
         }
-        Passing::HoldKv(held, asker, answers) => {
-            let (own, answers) = answers.one_more();
+        StageMessage::HoldKv(held, requester, replies) => {
+            let (own, replies) = replies.one_more();
             let asked = peer.hold_kv(held);
-            send(Passing::HoldKv(held, asker, answers), to);
-            answer(asked.and_then(|()| peer.done()), &own)
+            send(StageMessage::HoldKv(held, requester, replies), to);
+            reply(asked.and_then(|()| peer.done()), &own)
         }
-        Passing::Lost(why) => Err(why),
+        StageMessage::Lost(why) => Err(why),
     }
 }
 
-/// There is no tier, so blocks are copied and not moved otherwise.
+/// Computes a step in a stage. There is no tier in a pipeline, so blocks are copied but not swapped.
 fn compute(peer: &mut Peer, step: &mut PassedStep) -> Result<(), PipelineError> {
     let started = Instant::now();
     for moved in &step.plan.moves {

@@ -199,7 +199,7 @@ pub(super) fn step_payload(batch: &Batch, activations: &[f32]) -> Vec<u8> {
     for row in batch.rows() {
         let (own, rest) = tokens.split_at(row.tokens);
         tokens = rest;
-        wire::put(&mut payload, [row.first_position, row.guesses as u32, own.len() as u32]);
+        wire::put(&mut payload, [row.first_position, row.draft_tokens as u32, own.len() as u32]);
         wire::put(&mut payload, own.iter().copied());
         wire::put(&mut payload, [row.blocks.len() as u32]);
         wire::put(&mut payload, row.blocks.iter().copied());

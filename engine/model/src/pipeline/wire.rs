@@ -10,7 +10,7 @@ use windlass_engine_core::plan::BlockId;
 
 /// Of this protocol: stages of other versions are refused.
 pub(crate) const VERSION: u32 = 4;
-/// Numbers of a step's row besides its tokens and blocks: its first position, its guesses, and how many it has of both.
+/// Numbers of a step's row besides its tokens and blocks: its first position, its draft tokens, and how many it has of both.
 pub(crate) const ROW_NUMBERS: usize = 4;
 /// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
 pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
@@ -124,8 +124,8 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepRow {
     pub tokens: Vec<u32>,
-    /// Those at the end that are guesses, one after the other: there are no more of them than tokens.
-    pub guesses: usize,
+    /// Those at the end that are draft tokens, one after the other: there are no more of them than tokens.
+    pub draft_tokens: usize,
     pub first_position: u32,
     pub blocks: Vec<BlockId>,
 }
@@ -172,12 +172,12 @@ impl Payload<'_> {
     }
 
     pub fn row(&mut self) -> io::Result<StepRow> {
-        let (first_position, guesses) = (self.number()?, self.number()? as usize);
+        let (first_position, draft_tokens) = (self.number()?, self.number()? as usize);
         let (tokens, blocks) = (self.numbers()?, self.numbers()?);
-        if guesses > tokens.len() {
-            return Err(invalid(format!("{guesses} of {} tokens are guesses", tokens.len())));
+        if draft_tokens > tokens.len() {
+            return Err(invalid(format!("{draft_tokens} of {} tokens are guesses", tokens.len())));
         }
-        Ok(StepRow { tokens, guesses, first_position, blocks: blocks.into_iter().map(BlockId).collect() })
+        Ok(StepRow { tokens, draft_tokens, first_position, blocks: blocks.into_iter().map(BlockId).collect() })
     }
 
     /// All that is left.
@@ -231,7 +231,7 @@ mod tests {
         let mut payload = Payload(&bytes);
         assert_eq!(payload.copy().unwrap(), [BlockId(7), BlockId(8)]);
         let blocks = vec![BlockId(3), BlockId(4)];
-        let row = StepRow { tokens: vec![5, 6], guesses: 1, first_position: 40, blocks };
+        let row = StepRow { tokens: vec![5, 6], draft_tokens: 1, first_position: 40, blocks };
         assert_eq!(payload.row().unwrap(), row);
         assert_eq!(payload.floats().unwrap(), [0.5]);
         assert!(payload.number().is_err());

@@ -168,11 +168,11 @@ fn forward<M: StageModel>(
         let row = payload.row().map_err(wrong)?;
         bounds::check(geometry, row.first_position, row.tokens.len(), &row.blocks)?;
         row.tokens.iter().try_for_each(|&token| bounds::check_token(geometry, token))?;
-        if row.guesses > MAX_DRAFT_TOKENS {
-            return Err(format!("{} guesses in a row; {MAX_DRAFT_TOKENS} are the most", row.guesses));
+        if row.draft_tokens > MAX_DRAFT_TOKENS {
+            return Err(format!("{} guesses in a row; {MAX_DRAFT_TOKENS} are the most", row.draft_tokens));
         }
-        let (known, guesses) = row.tokens.split_at(row.tokens.len() - row.guesses);
-        let draft = DraftTree::chain(guesses.iter().copied());
+        let (known, draft_tokens) = row.tokens.split_at(row.tokens.len() - row.draft_tokens);
+        let draft = DraftTree::chain(draft_tokens.iter().copied());
         batch.push_drafted(known.iter().copied(), &draft, row.first_position, &row.blocks, Logits::NONE);
     }
     let (tokens, hidden) = (batch.tokens().len(), model.hidden());

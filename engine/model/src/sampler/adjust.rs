@@ -1,4 +1,4 @@
-//! What is done to the logits of single tokens before anything is drawn: tokens that may not come, biases, penalties.
+//! Adjusts the logits of single tokens before anything is drawn: banned tokens, biases, penalties.
 
 use windlass_engine_core::constraint::TokenSet;
 use windlass_engine_core::request::TokenId;
@@ -6,18 +6,19 @@ use windlass_engine_core::sampling::Penalties;
 
 use super::Draw;
 
-/// What happens to one token's logit, in this order. One that is banned is minus infinity afterwards, whatever else happens.
+/// The changes to the logit of one token, in the order of the fields. The logit of a banned token becomes minus
+/// infinity, whatever the other fields are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Edit {
     /// The token.
     pub token: TokenId,
-    /// Is added.
+    /// Added to the logit.
     pub bias: f32,
-    /// What a positive logit is divided by, and another multiplied with: 1 changes nothing.
+    /// Repetition penalty: a positive logit is divided by it, another is multiplied with it; 1 changes nothing.
     pub repetition: f32,
-    /// Is subtracted.
+    /// Frequency and presence penalties: subtracted from the logit.
     pub cost: f32,
-    /// Whether the token may not come.
+    /// Whether the token is banned.
     pub is_banned: bool,
 }
 
@@ -30,7 +31,7 @@ enum Reason {
     Generated,
 }
 
-/// Applies all of it. A token that must not be drawn has a logit of minus infinity afterwards.
+/// Applies all changes and the token mask. The logits of tokens that must not be drawn become minus infinity.
 pub(super) fn adjust(logits: &mut [f32], draw: &Draw<'_>) {
     if let Some(allowed) = draw.allowed {
         keep(logits, allowed);
@@ -43,7 +44,7 @@ pub(super) fn adjust(logits: &mut [f32], draw: &Draw<'_>) {
     }
 }
 
-/// Every token whose logit changes, ascending, each once.
+/// The changes of all tokens whose logits change, by ascending token id, one for each token.
 pub(crate) fn edits(draw: &Draw<'_>) -> Vec<Edit> {
     let penalties = draw.sampling.penalties;
     let mut reasons: Vec<(TokenId, Reason)> = reasons(draw).collect();
@@ -69,7 +70,7 @@ fn completes(word: &[TokenId], generated: &[TokenId]) -> Option<TokenId> {
 }
 
 impl Edit {
-    /// Of one token's reasons, of which there is one at least.
+    /// The change of one token, for one or more reasons.
     fn new(of_one: &[(TokenId, Reason)], penalties: Penalties) -> Edit {
         let mut edit = Edit { token: of_one[0].0, bias: 0.0, repetition: 1.0, cost: 0.0, is_banned: false };
         let mut generated = 0;
@@ -90,7 +91,7 @@ impl Edit {
         edit
     }
 
-    /// As kernels take it: bias, repetition, cost, and 1 for a token that is banned.
+    /// The values that kernels read: bias, repetition, cost, and 1 for a banned token.
     pub fn values(&self) -> [f32; 4] {
         [self.bias, self.repetition, self.cost, f32::from(u8::from(self.is_banned))]
     }
@@ -110,7 +111,7 @@ impl Edit {
     }
 }
 
-/// A logit for each bit, in the order of both.
+/// Sets the logits of tokens that are not allowed to minus infinity.
 fn keep(logits: &mut [f32], allowed: &TokenSet) {
     for (token, logit) in (0..).zip(logits) {
         if !allowed.contains(token) {
@@ -129,7 +130,7 @@ fn keep_allowed(logits: &mut [f32], allowed: &[TokenId]) {
     kept.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
 }
 
-/// The tokens that may be drawn as bits, 32 to a word, where something decides it; `words` of them.
+/// The token mask as bits, 32 to a word, in `words` words; `None` if all tokens are allowed.
 pub(crate) fn allowed_words(draw: &Draw<'_>, words: usize) -> Option<Vec<u32>> {
     let listed = &draw.sampling.allowed_tokens;
     let mut allowed = match (draw.allowed, listed.is_empty()) {

@@ -1,16 +1,17 @@
-//! A draw from scaled logits through `min_p`, `top_k`, `typical_p` and `top_p`.
+//! Draws from scaled logits through `min_p`, `top_k`, `typical_p` (Meister et al. 2023) and `top_p` (Holtzman et al.
+//! 2020).
 
 use windlass_engine_core::request::{Sampling, TokenId};
 use windlass_kernels::ops;
 
-/// Most likely tokens among which `top_p` first looks for its set, and the factor by which it looks further.
+/// Number of most likely tokens that `top_p` searches first, and the factor by which the number grows.
 const FIRST_CANDIDATES: usize = 64;
 const CANDIDATE_GROWTH: usize = 8;
 
 /// A token and its logit, relative to the largest.
 type Candidate = (TokenId, f32);
 
-/// Draws by the inverse of the distribution that the filters leave; `uniform` is in [0, 1).
+/// Draws by inverting the cumulative distribution of the tokens that the filters keep; `uniform` is in [0, 1).
 pub(super) fn draw(scaled: &[f32], sampling: &Sampling, uniform: f64) -> TokenId {
     let floor = if sampling.min_p > 0.0 { sampling.min_p.ln() } else { f32::NEG_INFINITY };
     let top_k = if sampling.top_k == 0 { scaled.len() } else { scaled.len().min(sampling.top_k as usize) };
@@ -27,9 +28,9 @@ pub(super) fn draw(scaled: &[f32], sampling: &Sampling, uniform: f64) -> TokenId
     pick(kept.iter().copied(), total(kept.iter().copied()), uniform)
 }
 
-/// The share of a token before normalization.
+/// The weight of a token: its probability before normalization.
 fn weight((_, logit): Candidate) -> f64 {
-    // Where f32's smallest normal number ends, a share is nothing.
+    // Below the smallest normal f32 the weight is 0.
     if logit < -87.0 { 0.0 } else { logit.exp().into() }
 }
 
@@ -39,7 +40,7 @@ fn total(candidates: impl Iterator<Item = Candidate>) -> f64 {
 
 /// The most likely tokens that `floor`, `top_k` and `top_p` keep, most likely first.
 fn nucleus(scaled: &[f32], floor: f32, top_k: usize, top_p: f64) -> Vec<Candidate> {
-    // Without a bound on their number, the candidates' share is of all tokens, so that is summed before the search.
+    // Without `top_k` the share is relative to all tokens, so their sum is needed before the search.
     let whole =
         (top_k == scaled.len()).then(|| total((0..).zip(scaled.iter().copied()).filter(|&(_, logit)| logit >= floor)));
     let mut count = if whole.is_some() { FIRST_CANDIDATES.min(top_k) } else { top_k };
@@ -74,11 +75,11 @@ fn most_likely(scaled: &[f32], floor: f32, count: usize) -> Vec<Candidate> {
     candidates
 }
 
-/// The candidates whose surprise is nearest the mean surprise, as many as reach the share `typical_p`.
+/// The candidates whose surprise (-log p) is nearest to its mean, as many as reach the share `typical_p`.
 fn most_typical(mut candidates: Vec<Candidate>, typical_p: f64) -> Vec<Candidate> {
     let whole = total(candidates.iter().copied());
     let surprise = |candidate: &Candidate| whole.ln() - f64::from(candidate.1);
-    // Banned tokens have no share, and an infinite surprise.
+    // Banned tokens have weight 0 and infinite surprise.
     candidates.retain(|candidate| weight(*candidate) > 0.0);
     let entropy: f64 = candidates.iter().map(|candidate| weight(*candidate) / whole * surprise(candidate)).sum();
     let distance = |candidate: &Candidate| (surprise(candidate) - entropy).abs();

@@ -4,7 +4,7 @@ use windlass_engine_core::request::TokenId;
 use windlass_engine_core::sampling::{TokenLogprob, TokenLogprobs};
 use windlass_kernels::ops;
 
-/// A row of logits, kept apart from what sampling does to it.
+/// A copy of a row of logits, which sampling does not change.
 pub(super) struct Distribution {
     logits: Vec<f32>,
     /// Logarithm of the sum of all exponentials.
@@ -18,7 +18,7 @@ impl Distribution {
         Distribution { logits: logits.to_vec(), log_total: f64::from(max) + sum.ln() }
     }
 
-    /// What the model thinks of `token`, which has a logit, and of the `top` most likely tokens.
+    /// Log probabilities of `token`, which must be in the vocabulary, and of the `top` most likely tokens.
     pub(super) fn tell(&self, token: TokenId, top: u32) -> TokenLogprobs {
         let likely = ops::top_k(&self.logits, (top as usize).min(self.logits.len()));
         let top = (1..).zip(likely).map(|(rank, (token, _))| self.logprob(token, rank)).collect();
@@ -30,7 +30,7 @@ impl Distribution {
         TokenLogprob { token, logprob, rank }
     }
 
-    /// 1 for the most likely token; of equal ones the lowest id comes first.
+    /// Rank of a token: 1 for the most likely one; of equal logits the lowest token id comes first.
     fn rank(&self, token: TokenId) -> u32 {
         let own = self.logits[token as usize];
         let before = (0..).zip(&self.logits).filter(|&(other, &logit)| logit > own || (logit == own && other < token));

@@ -1,6 +1,6 @@
 //! Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
 //!
-//! A draw is a pure function of key and counter, so a sequence draws the same whatever ran beside it or before it.
+//! A random number is a pure function of key and counter, so what a sequence draws does not depend on other sequences.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

@@ -1,4 +1,4 @@
-//! Blocks that leave the pool and come back, as plans say; and those that did not, whose rows are computed again.
+//! Swaps blocks out of the pool and back, as plans say, and fails the rows whose blocks could not be swapped in.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use windlass_engine_core::plan::{BlockId, PlanRow, SwapSlotId};
 use crate::decoder::Model;
 use crate::tier::Tier;
 
-/// The tier behind a decoder's pool.
+/// The tier of a decoder's pool.
 pub(crate) struct Swapper {
     tier: Box<dyn Tier>,
     /// Slots whose block could not be stored, and why.
     empty: HashMap<SwapSlotId, String>,
-    /// Blocks that could not be brought back, and why, until they are overwritten.
+    /// Blocks that could not be loaded, and why, until they are overwritten.
     lost: HashMap<BlockId, String>,
 }
 
@@ -22,14 +22,14 @@ impl Swapper {
         Swapper { tier, empty: HashMap::new(), lost: HashMap::new() }
     }
 
-    /// Forgets every block and gives the room back. Room that cannot be given back is kept, for what comes next.
+    /// Forgets every block and frees the room. Room that cannot be freed is kept for later blocks.
     pub fn clear(&mut self) {
         let _ = self.tier.clear();
         self.empty.clear();
         self.lost.clear();
     }
 
-    /// Whether a row can rely on its blocks. One that begins in a block overwrites it.
+    /// Whether all blocks that a row reads are there; else why not. A row that starts in a block overwrites it.
     pub fn check(&mut self, row: &PlanRow, geometry: &Geometry) -> Result<(), String> {
         if self.lost.is_empty() {
             return Ok(());
@@ -43,7 +43,7 @@ impl Swapper {
         }
     }
 
-    /// Keeps a block. If that fails, it cannot be brought back.
+    /// Stores a block. If that fails, loading it fails later.
     pub fn store<M: Model>(&mut self, model: &mut M, block: BlockId, slot: SwapSlotId) {
         let stored = match self.lost.get(&block) {
             Some(why) => Err(why.clone()),
@@ -55,7 +55,7 @@ impl Swapper {
         };
     }
 
-    /// Brings a block back. If that fails, it is the affair of the rows that name it.
+    /// Loads a block. If that fails, the rows that name the block fail.
     pub fn load<M: Model>(&mut self, model: &mut M, slot: SwapSlotId, block: BlockId) {
         let loaded = match self.empty.get(&slot) {
             Some(why) => Err(format!("it could not be stored: {why}")),

@@ -91,10 +91,10 @@ fn prompts_multiplied_by_blocks_for_many_tokens_give_what_those_for_few_give() {
     let prompt: Vec<u32> = (0..50).map(|token| token * 37 % VOCABULARY).collect();
     use WeightType::{BF16, IQ4XS, Q2K, Q3K, Q4_1, Q4K, Q5_1, Q6K, Q8_0};
     let halves = [BF16, Q4_1, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q6K, IQ4XS].map(|kind| (kind, false));
-    for (kind, inputs_in_bytes) in halves.into_iter().chain([Q4_1, Q8_0, Q2K, Q6K].map(|kind| (kind, true))) {
+    for (kind, int8_activations) in halves.into_iter().chain([Q4_1, Q8_0, Q2K, Q6K].map(|kind| (kind, true))) {
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let run = |multiprocessors: u32| {
-            let options = LoadOptions { max_step_tokens: 64, inputs_in_bytes, ..options() };
+            let options = LoadOptions { max_step_tokens: 64, int8_activations, ..options() };
             // Warpgroups, which multiply bf16 on Hopper, have blocks of their own.
             let capability = if kind == BF16 { (8, 0) } else { (9, 0) };
             let machine = HostMachine::new(Kernels::Run, 7).with_capability(capability);
@@ -216,10 +216,10 @@ fn inputs_are_rounded_to_8_bits_where_the_checkpoint_says_so() {
 /// Both sides round inputs, those of the head too, but here they were bf16 before, which now and then makes another byte of one: one
 /// rounding and one product of integers for each.
 #[test]
-fn integers_of_a_file_are_multiplied_with_inputs_in_bytes_where_that_is_chosen() {
+fn integers_of_a_file_are_multiplied_with_int8_activations_where_that_is_chosen() {
     use WeightType::{BF16, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     let options =
-        LoadOptions { activations: ActivationType::Int8, inputs_in_bytes: true, max_step_tokens: 64, ..options() };
+        LoadOptions { activations: ActivationType::Int8, int8_activations: true, max_step_tokens: 64, ..options() };
     for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4NL, MXFP4, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4XS, BF16] {
         // Scales and minimums of sub-blocks that know nothing of each other make these 1.75 times as large as the others, and
         // attention so sharp that bf16 between the layers alone is 0.4 apart.

@@ -86,9 +86,9 @@ fn two_and_three_nodes_give_the_tokens_of_one_gpu_and_of_the_cpu() {
     }
 }
 
-/// Stages are not told what guesses see.
+/// Stages are not told what draft tokens see.
 #[test]
-fn guesses_that_branch_fail_by_name_and_nothing_else_does() {
+fn branching_draft_tokens_fail_by_name_and_nothing_else_does() {
     let (LoadedCuda { mut executor, .. }, workers) = led(deep(), &drivers(2), Replay::Graphs);
     let mut draft = DraftTree::default();
     [4, 5].iter().for_each(|&token| _ = draft.push(token, None));
@@ -226,7 +226,7 @@ fn nodes_on_other_devices_and_with_other_models_are_refused_on_both_sides() {
 /// By the flag's name, with what both have.
 #[test]
 fn a_node_that_would_round_otherwise_is_refused_on_both_sides() {
-    let bytes = LoadOptions { inputs_in_bytes: true, ..options() };
+    let bytes = LoadOptions { int8_activations: true, ..options() };
     let wide = LoadOptions { batch_invariant: false, ..options() };
     let keys = LoadOptions { kv_data_type: KvDataType::Fp8, ..options() };
     for (of_node, words) in [

@@ -8,7 +8,7 @@ use crate::common::hub::{Family, config, llama_oracle};
 use crate::common::rows::{plan, row, tables};
 use crate::common::tiny::Tiny;
 use crate::cuda::{APART_IF_ROUNDED, whole_pieces};
-use crate::cuda_guesses::guesses_that_branch_hold;
+use crate::cuda_drafts::branching_draft_tokens_are_accepted;
 use crate::packed;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
@@ -151,12 +151,12 @@ fn parts_that_are_quantized_at_load_give_the_tokens_of_the_whole() {
 /// Each rank rounds what its own columns multiply, in blocks that are the whole's. What ranks add up is rounded to bf16 before, so
 /// that now and then an input becomes another byte: as far as that goes beside one device (`cuda.rs`).
 #[test]
-fn inputs_in_bytes_give_the_tokens_of_one_rank() {
+fn int8_activations_give_the_tokens_of_one_rank() {
     let wide = |kind| Tiny { hidden: 512, heads: 8, kv_heads: 2, rope_dims: 64, feed_forward: 1024, ..tiny(kind) };
     for tiny in [tiny(WeightType::Q4_0), tiny(WeightType::Q8_0), wide(WeightType::Q6K)] {
         let checkpoint = checkpoint(tiny);
         let in_bytes =
-            |ranks| LoadOptions { activations: ActivationType::Int8, inputs_in_bytes: true, ..options(ranks) };
+            |ranks| LoadOptions { activations: ActivationType::Int8, int8_activations: true, ..options(ranks) };
         agrees_within(APART_IF_ROUNDED, tiny.kind.name(), &checkpoint, &in_bytes(2));
         let drivers = drivers(2, 7);
         let mut executor = loaded(&checkpoint, &in_bytes(2), &devices(&drivers), Replay::Eager).executor;
@@ -505,7 +505,7 @@ fn a_group_that_cannot_be_is_refused_with_what_would_work() {
 
 /// Each rank moves keys and values of its own heads: in layers of one group, of several, and in pages of bytes.
 #[test]
-fn guesses_that_branch_change_no_token() {
+fn branching_draft_tokens_change_no_token() {
     let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64, "sliding_window": 20,
         "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0, "query_pre_attn_scalar": 4096,
         "final_logit_softcapping": null, "num_hidden_layers": 4});
@@ -518,6 +518,6 @@ fn guesses_that_branch_change_no_token() {
         let mut executor = loaded(&checkpoint, &options, &devices(&drivers(2, 7)), Replay::Graphs).executor;
         assert_eq!(executor.geometry().groups.count(), groups);
         let vocabulary = executor.geometry().vocabulary;
-        guesses_that_branch_hold(&mut executor, vocabulary, &Sampling::GREEDY, strayed);
+        branching_draft_tokens_are_accepted(&mut executor, vocabulary, &Sampling::GREEDY, strayed);
     }
 }

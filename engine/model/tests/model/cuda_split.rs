@@ -9,7 +9,7 @@ use crate::cuda::{
     APART, BLOCKS, GENERATED, NEAR_TIE, VOCABULARY, apart, checkpoint, device, driver, family, jobs, most_regret,
     options, step, tiny, whole_pieces,
 };
-use crate::cuda_guesses::{guesses_change_nothing, guesses_that_branch_hold};
+use crate::cuda_drafts::{branching_draft_tokens_are_accepted, draft_tokens_change_nothing};
 use crate::cuda_steps::copied_blocks_are_read_alike;
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
@@ -127,18 +127,18 @@ fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
 }
 
 #[test]
-fn texts_with_guesses_are_those_without() {
+fn texts_with_draft_tokens_are_those_without() {
     let checkpoint = checkpoint(deep(WeightType::BF16));
-    // Room for a token and its guesses as rows of their own.
+    // Room for a token and its draft tokens as rows of their own.
     let options = LoadOptions { max_sequences: 8, ..options() };
-    guesses_change_nothing(|| loaded(&checkpoint, &options, 2, &device(7)).executor);
+    draft_tokens_change_nothing(|| loaded(&checkpoint, &options, 2, &device(7)).executor);
 }
 
-/// Keys and values of guesses that held move on both.
+/// Keys and values of accepted draft tokens move on both.
 #[test]
-fn guesses_that_branch_change_no_token() {
+fn branching_draft_tokens_change_no_token() {
     let checkpoint = checkpoint(deep(WeightType::BF16));
-    guesses_that_branch_hold(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY, 0);
+    branching_draft_tokens_are_accepted(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY, 0);
 }
 
 /// What each takes of its own memory, and all of it: each layer's keys and values are where it is computed.

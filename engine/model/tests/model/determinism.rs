@@ -1,5 +1,5 @@
 //! The real model under the scheduler: preempted, found in the prefix cache or in the swap space, forked, cut into
-//! chunks, guessed ahead or left alone, a request gets the same tokens with the same log probabilities, bit by bit.
+//! chunks, with draft tokens or without, a request gets the same tokens with the same log probabilities, bit by bit.
 
 use std::collections::HashMap;
 
@@ -34,12 +34,12 @@ const ROOMY: Way = Way::plain(64, 64);
 /// Eight sequences of six blocks in the end, and blocks for four of them.
 const SHORT: Way = Way { blocks: 24, caches: true, ..ROOMY };
 /// All that a server may do at once.
-const ALL: Way = Way { max_step_tokens: 16, swaps: true, guesses: true, ..SHORT };
+const ALL: Way = Way { max_step_tokens: 16, swaps: true, drafts: true, ..SHORT };
 
 /// What each of `requests` gets from an engine, and its state afterwards.
 fn answers(file: &Checkpoint, way: Way, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
     let mut engine = Engine::new(load(file, &way.load_options()).unwrap().executor, way.engine_config());
-    if way.guesses {
+    if way.drafts {
         engine = engine.with_proposer(Box::new(SuffixAutomaton::new(1)), 8);
     }
     let count = requests.len() as u64;
@@ -65,7 +65,7 @@ fn alone(file: &Checkpoint, kv: KvDataType) -> Vec<Answer> {
 }
 
 #[test]
-fn preemption_prefix_hits_forks_chunks_swaps_and_guesses_change_no_bit() {
+fn preemption_prefix_hits_forks_chunks_swaps_and_draft_tokens_change_no_bit() {
     let Some(path) = real_model() else { return };
     let file = Checkpoint::open(&path).unwrap();
     let alone = alone(&file, ROOMY.kv);
@@ -75,19 +75,19 @@ fn preemption_prefix_hits_forks_chunks_swaps_and_guesses_change_no_bit() {
         ("in chunks", Way { max_step_tokens: 9, ..ROOMY }),
         ("short of blocks", SHORT),
         ("with a swap space", Way { swaps: true, ..SHORT }),
-        ("with guesses", Way { guesses: true, ..ROOMY }),
+        ("with draft tokens", Way { drafts: true, ..ROOMY }),
         ("with all of it", ALL),
     ];
     for (name, way) in ways {
         let (found, stats) = answers(&file, way, requests());
         let drafts = stats.drafts;
         println!(
-            "{name}: {} preemptions, {} tokens found, {} blocks outside, {} of {} guesses held",
+            "{name}: {} preemptions, {} tokens found, {} blocks outside, {} of {} draft tokens accepted",
             stats.preemptions, stats.prefix_hit_tokens, stats.kv.swapped, drafts.accepted, drafts.tokens
         );
         assert_eq!(found, alone, "{name}");
         assert_eq!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0, way.caches, "{name}: {stats:?}");
-        assert_eq!((stats.kv.swapped > 0, drafts.tokens > 0), (way.swaps, way.guesses), "{name}: {stats:?}");
+        assert_eq!((stats.kv.swapped > 0, drafts.tokens > 0), (way.swaps, way.drafts), "{name}: {stats:?}");
     }
 }
 

@@ -203,9 +203,9 @@ fn stages_sleep_and_wake_together() {
     worker.join().unwrap().unwrap();
 }
 
-/// A row whose guesses are of these tokens, behind the first three of a text.
-fn guessing(text: &[u32], guesses: &[u32]) -> PlanRow {
-    let draft = DraftTree::chain(guesses.iter().copied());
+/// A row whose draft tokens are of these tokens, behind the first three of a text.
+fn drafting(text: &[u32], draft_tokens: &[u32]) -> PlanRow {
+    let draft = DraftTree::chain(draft_tokens.iter().copied());
     let sample = SampleRow { draft, ..crate::common::driver::sample_row(&Sampling::GREEDY) };
     let tokens = text[..3].iter().copied().map(InputToken::Known).collect();
     PlanRow { tokens, sample: Some(sample), ..row() }
@@ -213,7 +213,7 @@ fn guessing(text: &[u32], guesses: &[u32]) -> PlanRow {
 
 /// All of those that hold, some, and none; and what is drawn afterwards is what would be without any.
 #[test]
-fn guesses_are_judged_through_all_stages() {
+fn draft_tokens_are_verified_through_all_stages() {
     let mut whole = load(&checkpoint(tiny()), &options(1)).unwrap().executor;
     let job = Job::greedy(&[5, 9, 200]);
     let said = generate(&mut whole, std::slice::from_ref(&job), 6, 16, 1).remove(0);
@@ -222,12 +222,13 @@ fn guesses_are_judged_through_all_stages() {
     let workers = [1, 2].map(|node_rank| worker(tiny(), node_rank, 3, leader, 1));
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
     let wrong = (said[1] + 1) % 320;
-    for (guesses, held) in [(vec![said[0], said[1], said[2]], 3), (vec![said[0], wrong, said[2]], 1), (vec![wrong], 0)]
+    for (draft_tokens, accepted) in
+        [(vec![said[0], said[1], said[2]], 3), (vec![said[0], wrong, said[2]], 1), (vec![wrong], 0)]
     {
         let ticket =
-            executor.submit(StepPlan { rows: vec![guessing(&text, &guesses)], ..StepPlan::default() }).unwrap();
-        let expected = RowOutput::Verified(said[..=held].to_vec());
-        assert_eq!(executor.collect(ticket).unwrap().rows, [expected], "{guesses:?}");
+            executor.submit(StepPlan { rows: vec![drafting(&text, &draft_tokens)], ..StepPlan::default() }).unwrap();
+        let expected = RowOutput::Verified(said[..=accepted].to_vec());
+        assert_eq!(executor.collect(ticket).unwrap().rows, [expected], "{draft_tokens:?}");
     }
     assert_eq!(generate(&mut executor, &[job], 6, 16, 1), [said]);
     drop(executor);

@@ -1,4 +1,4 @@
-//! Guesses on real decoders: they change no token, whoever makes them, and what is drawn behind them has the
+//! Draft tokens on real decoders: they change no token, whoever makes them, and what is drawn behind them has the
 //! distribution that it has without them.
 
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ fn options() -> LoadOptions {
     LoadOptions { threads: 2, kv: KvBudget::Blocks(256), max_step_tokens: 128, ..LoadOptions::default() }
 }
 
-/// What each of `requests` gets, with the log probability of each token, and what became of guesses.
+/// What each of `requests` gets, with the log probability of each token, and what became of draft tokens.
 fn answers(
     file: &Checkpoint,
     proposer: Option<Box<dyn Proposer>>,
@@ -92,7 +92,7 @@ fn requests() -> Vec<Request> {
 }
 
 #[test]
-fn answers_are_the_same_bytes_whoever_guesses() {
+fn answers_are_the_same_bytes_whoever_drafts() {
     let Some(path) = real_model() else { return };
     let file = Checkpoint::open(&path).unwrap();
     let (plain, none) = answers(&file, None, &requests());
@@ -104,14 +104,14 @@ fn answers_are_the_same_bytes_whoever_guesses() {
     for proposer in proposers {
         let name = format!("{proposer:?}");
         let (found, stats) = answers(&file, Some(proposer), &requests());
-        println!("{name}: {} of {} guesses held", stats.accepted, stats.tokens);
+        println!("{name}: {} of {} draft tokens accepted", stats.accepted, stats.tokens);
         assert_eq!(found, plain, "{name}");
         assert!(stats.accepted > 20, "{name}: {stats:?}");
     }
 }
 
 #[test]
-fn a_draft_model_guesses_what_a_model_of_its_own_kind_says() {
+fn a_draft_model_proposes_what_a_model_of_its_own_kind_says() {
     let file = tiny();
     let prompt: Vec<u32> = (0..50).map(|index| index * 7 % 320).collect();
     let requests = [1, 2].map(|id| Request { logprobs: Some(0), ..Request::greedy(RequestId(id), prompt.clone(), 60) });
@@ -164,7 +164,7 @@ impl Prompted {
         Prompted { executor, prompt, blocks }
     }
 
-    /// What follows `answer`, of which all but what the last step drew is computed, under guesses.
+    /// What follows `answer`, of which all but what the last step drew is computed, under draft tokens.
     fn step(&mut self, answer: &[u32], sampling: &Sampling, draft: DraftTree) -> StepOutput {
         let known = [&self.prompt[..], answer].concat();
         let history = Some(History { tokens: known.clone(), prompt_tokens: self.prompt.len() });
@@ -195,7 +195,7 @@ impl Prompted {
         (from..=text.len()).map(|count| behind(count).scores[0].sampled[0].top[0].logprob).collect()
     }
 
-    /// An answer without guesses.
+    /// An answer without draft tokens.
     fn plain(&mut self, sampling: &Sampling, count: usize) -> Vec<u32> {
         let mut answer = Vec::new();
         while answer.len() < count {
@@ -225,7 +225,7 @@ fn chi_square(one: &HashMap<Vec<u32>, f64>, other: &HashMap<Vec<u32>, f64>) -> (
 }
 
 #[test]
-fn what_is_drawn_under_guesses_has_the_models_distribution() {
+fn what_is_drawn_under_draft_tokens_has_the_models_distribution() {
     const DRAWS: u64 = 4000;
     let mut prompted = Prompted::new();
     let sampling = |seed| Sampling { seed, top_k: 6, ..RANDOM };
@@ -247,25 +247,27 @@ fn what_is_drawn_under_guesses_has_the_models_distribution() {
         *plain.entry(prompted.plain(&sampling(1_000_000 + seed), 2)).or_default() += 1.0;
     }
     for draft in [chain, tree] {
-        let (mut guessed, mut held) = (HashMap::new(), 0);
+        let (mut drafted, mut accepted) = (HashMap::new(), 0);
         for seed in 0..DRAWS {
             let mut answer = prompted.drawn(&[], &sampling(seed), draft.clone());
-            held += answer.len() - 1;
+            accepted += answer.len() - 1;
             while answer.len() < 2 {
                 answer.extend(prompted.drawn(&answer, &sampling(seed), DraftTree::default()));
             }
-            *guessed.entry(answer[..2].to_vec()).or_default() += 1.0;
+            *drafted.entry(answer[..2].to_vec()).or_default() += 1.0;
         }
-        let (statistic, freedom) = chi_square(&plain, &guessed);
+        let (statistic, freedom) = chi_square(&plain, &drafted);
         // Five standard deviations above the mean of the distribution.
         let bound = freedom + 5.0 * (2.0 * freedom).sqrt();
-        println!("{held} guesses held; chi-square {statistic:.1} of {freedom} degrees of freedom, bound {bound:.1}");
-        assert!(held > 500 && freedom > 10.0 && statistic < bound, "{statistic} of {freedom}, {held} held");
+        println!(
+            "{accepted} draft tokens accepted; chi-square {statistic:.1} of {freedom} degrees of freedom, bound {bound:.1}"
+        );
+        assert!(accepted > 500 && freedom > 10.0 && statistic < bound, "{statistic} of {freedom}, {accepted} accepted");
     }
 }
 
 #[test]
-fn guesses_that_branch_leave_the_sequence_as_it_would_be() {
+fn branching_draft_tokens_leave_the_sequence_as_it_would_be() {
     let mut prompted = Prompted::new();
     for seed in 0..20 {
         let sampling =

@@ -89,13 +89,13 @@ fn prompt(id: u32) -> Vec<u32> {
     (0..PROMPT).map(|index| (index * factor(index) + 7) % VOCABULARY as u32).collect()
 }
 
-/// Guesses by texts that it knows; now and then it errs.
+/// Proposes draft tokens from texts that it knows; now and then it errs.
 #[derive(Debug)]
 struct Knowing(Vec<Vec<u32>>);
 
 impl Proposer for Knowing {
     fn propose(&mut self, asks: &[DraftRequest<'_>]) -> Vec<DraftTree> {
-        let guess = |ask: &DraftRequest<'_>| {
+        let draft = |ask: &DraftRequest<'_>| {
             let (mut tree, mut parent) = (DraftTree::default(), None);
             let next = self.0[ask.request.0 as usize].iter().enumerate().skip(ask.tokens.len());
             for (index, token) in next.take(ask.max_tokens) {
@@ -103,7 +103,7 @@ impl Proposer for Knowing {
             }
             tree
         };
-        asks.iter().map(guess).collect()
+        asks.iter().map(draft).collect()
     }
 
     fn is_free(&self) -> bool {
@@ -113,10 +113,10 @@ impl Proposer for Knowing {
     fn forget(&mut self, _: RequestId) {}
 }
 
-/// Five requests, one after the other where blocks are short. `known` are their answers, where these are guessed.
+/// Five requests, one after the other where blocks are short. `known` are their answers, where these are proposed as draft tokens.
 fn run(executor: impl Executor, way: Way, known: &[Vec<(u32, f32)>]) -> Run {
     let mut engine = Engine::new(executor, way.engine_config());
-    if way.guesses {
+    if way.drafts {
         let answer = |id: usize| known[id].iter().map(|(token, _)| *token);
         let text = |id| prompt(id).into_iter().chain(answer(id as usize)).collect();
         engine = engine.with_proposer(Box::new(Knowing((0..5).map(text).collect())), 8);
@@ -155,7 +155,7 @@ fn blocks_before_the_windows_are_given_up_and_no_token_changes() {
     }
 }
 
-/// Groups, prefixes found, blocks taken away, brought back from outside, shared and guessed into: none of it is seen.
+/// Groups, prefixes found, blocks taken away, brought back from outside, shared, and written by draft tokens: no answer changes.
 #[test]
 fn layers_with_windows_beside_others_change_no_bit() {
     let checkpoint = gemma();
@@ -169,13 +169,13 @@ fn layers_with_windows_beside_others_change_no_bit() {
         ("short of blocks", short),
         ("as short as can be", Way { blocks: ONE + 3 * 7, ..short }),
         ("with a swap space", Way { swaps: true, ..short }),
-        ("with guesses", Way { guesses: true, ..PLAIN }),
-        ("with all of it", Way { swaps: true, guesses: true, max_step_tokens: 16, ..short }),
+        ("with draft tokens", Way { drafts: true, ..PLAIN }),
+        ("with all of it", Way { swaps: true, drafts: true, max_step_tokens: 16, ..short }),
     ] {
         let found = run(executor(&checkpoint, way), way, &expected.answers);
         let Run { most_held, stats, .. } = &found;
         println!(
-            "{name}: {most_held} blocks, {} preemptions, {} tokens found, {} of {} guesses held, {} tokens brought back",
+            "{name}: {most_held} blocks, {} preemptions, {} tokens found, {} of {} draft tokens accepted, {} tokens brought back",
             stats.preemptions,
             stats.prefix_hit_tokens,
             stats.drafts.accepted,
@@ -187,11 +187,11 @@ fn layers_with_windows_beside_others_change_no_bit() {
         }
         assert_eq!(
             (stats.drafts.accepted > 0, stats.swap.hit_tokens > 0),
-            (way.guesses, way.swaps),
+            (way.drafts, way.swaps),
             "{name}: {stats:?}"
         );
-        // How much is guessed follows the time of steps, and with it whether blocks run short.
-        assert!(way.guesses || (stats.preemptions > 0) == (way.blocks < PLAIN.blocks), "{name}: {stats:?}");
+        // The number of draft tokens follows the time of steps, and with it whether blocks run short.
+        assert!(way.drafts || (stats.preemptions > 0) == (way.blocks < PLAIN.blocks), "{name}: {stats:?}");
         assert!(way.blocks != short.blocks || stats.prefix_hit_tokens > 0, "{name}: {stats:?}");
     }
 }

@@ -125,7 +125,7 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, defaults: StepDefaults) ->
         max_step_tokens: tokens,
         max_model_tokens: batching.max_model_tokens,
         batch_invariant: cpu.batch_invariant,
-        inputs_in_bytes: cpu.inputs_in_bytes(),
+        int8_activations: cpu.inputs_in_bytes(),
         gpu_share: cpu.gpu_share,
         gpu_reserved_bytes: cpu.gpu_reserved_bytes,
         ..LoadOptions::default()

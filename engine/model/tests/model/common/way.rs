@@ -14,14 +14,14 @@ pub struct Way {
     pub max_step_tokens: u32,
     pub caches: bool,
     pub swaps: bool,
-    pub guesses: bool,
+    pub drafts: bool,
     pub kv: KvDataType,
 }
 
 impl Way {
     /// So many blocks, steps of so many tokens, and nothing besides.
     pub const fn plain(blocks: u32, max_step_tokens: u32) -> Way {
-        Way { blocks, max_step_tokens, caches: false, swaps: false, guesses: false, kv: KvDataType::Bf16 }
+        Way { blocks, max_step_tokens, caches: false, swaps: false, drafts: false, kv: KvDataType::Bf16 }
     }
 
     pub fn load_options(self) -> LoadOptions {

@@ -142,7 +142,7 @@ fn activations_are_bf16_unless_a_flag_says_int8() {
     let rounds = |flags: &str| {
         let file = file();
         let (config, cpu) = configured(file.path(), flags).unwrap();
-        (cpu::asked(&config, &cpu, StepDefaults::CUDA).inputs_in_bytes, started(flags, 1 << 28).unwrap())
+        (cpu::asked(&config, &cpu, StepDefaults::CUDA).int8_activations, started(flags, 1 << 28).unwrap())
     };
     let (halves, bytes) = (rounds(""), rounds("--activation-dtype int8"));
     assert_eq!((halves.0, bytes.0), (false, true));

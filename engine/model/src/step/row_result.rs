@@ -1,4 +1,4 @@
-//! What a row gives, from what each of its logits gave: how far its guesses held.
+//! The result of a row: its tokens by verification of its draft tokens, and log probabilities.
 
 use windlass_engine_core::constraint::MaskUnavailable;
 use windlass_engine_core::draft::Verification;
@@ -8,44 +8,44 @@ use windlass_engine_core::sampling::TokenLogprobs;
 
 use crate::decoder::TokenMove;
 use crate::sampler::Drawn;
-use crate::step::places::Mask;
+use crate::step::sampling_positions::Mask;
 
-/// What became of a row.
-pub(crate) struct Outcome {
+/// The result of a row.
+pub(crate) struct RowResult {
     pub output: RowOutput,
-    /// Log probabilities of the prompt's tokens, if any were asked for.
+    /// Log probabilities of prompt tokens, if the row scores any.
     pub prompt: Vec<TokenLogprobs>,
-    /// The same of the tokens drawn.
+    /// Log probabilities of the sampled tokens, if the row asks for them.
     pub sampled: Vec<TokenLogprobs>,
-    /// The guesses that held.
-    pub held: Vec<u32>,
+    /// Indices of the accepted draft tokens.
+    pub accepted: Vec<u32>,
 }
 
-/// Reads a row's results, in the order of its logits.
-pub(crate) fn outcome(
+/// Makes the result of a row from `results`, one for each of its rows of logits.
+pub(crate) fn row_result(
     row: &PlanRow,
     mut results: Vec<Result<Drawn, SequenceFailure>>,
     masks: &[Mask],
-) -> Result<Outcome, SequenceFailure> {
+) -> Result<RowResult, SequenceFailure> {
     let scored = row.score.as_ref().map_or(0, |score| score.targets.len());
     let draws = results.split_off(scored);
     let scored: Vec<Drawn> = results.into_iter().collect::<Result<_, _>>()?;
     let prompt = scored.into_iter().filter_map(|scored| scored.logprobs).collect();
     let Some(sample) = &row.sample else {
-        return Ok(Outcome { output: RowOutput::Computed, prompt, sampled: Vec::new(), held: Vec::new() });
+        return Ok(RowResult { output: RowOutput::Computed, prompt, sampled: Vec::new(), accepted: Vec::new() });
     };
     let mut sampled = Vec::new();
-    let judged = sample.draft.verify(|after| {
-        let place = after.map_or(0, |guess| guess as usize + 1);
-        let drawn = drawn(&draws[place], &masks[place])?;
+    let verification = sample.draft.verify(|after| {
+        let index = after.map_or(0, |node| node as usize + 1);
+        let drawn = drawn(&draws[index], &masks[index])?;
         sampled.extend(drawn.logprobs.clone());
         Ok(drawn.token)
     });
-    let Verification { tokens, accepted: held } = match judged {
-        Ok(verdict) => verdict,
-        // What was asked of the prompt is told, and not asked again.
+    let Verification { tokens, accepted } = match verification {
+        Ok(verification) => verification,
+        // The prompt's log probabilities are returned now; the row does not ask for them again.
         Err(MaskUnavailable::NotReady) => {
-            return Ok(Outcome { output: RowOutput::Deferred, prompt, sampled: Vec::new(), held: Vec::new() });
+            return Ok(RowResult { output: RowOutput::Deferred, prompt, sampled: Vec::new(), accepted: Vec::new() });
         }
         Err(MaskUnavailable::Failed(failure)) => return Err(failure),
     };
@@ -53,7 +53,7 @@ pub(crate) fn outcome(
         [token] if sample.draft.is_empty() => RowOutput::Sampled(token),
         _ => RowOutput::Verified(tokens),
     };
-    Ok(Outcome { output, prompt, sampled, held })
+    Ok(RowResult { output, prompt, sampled, accepted })
 }
 
 fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<&'a Drawn, MaskUnavailable> {
@@ -61,18 +61,18 @@ fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<
     result.as_ref().map_err(|failure| failure.clone().into())
 }
 
-/// Brings K and V of the guesses that held behind the row's tokens, in order. They are there already where the guesses
-/// did not branch.
-pub(crate) fn moves(row: &PlanRow, held: &[u32], geometry: &Geometry) -> Vec<TokenMove> {
+/// Moves of K and V of accepted draft tokens to the positions after the row's tokens, in order. None unless the draft
+/// tokens branch: else they are there already.
+pub(crate) fn token_moves(row: &PlanRow, accepted: &[u32], geometry: &Geometry) -> Vec<TokenMove> {
     let (first, block_tokens) = (row.first_position as usize + row.tokens.len(), geometry.block_tokens as usize);
-    let place = |table: &[BlockId], index: usize| -> (BlockId, usize) {
+    let location = |table: &[BlockId], index: usize| -> (BlockId, usize) {
         let position = first + index;
         (table[position / block_tokens], position % block_tokens)
     };
-    let misplaced = held.iter().enumerate().filter(|(index, guess)| *index != **guess as usize);
+    let misplaced = accepted.iter().enumerate().filter(|(index, node)| *index != **node as usize);
     let of_group = |table| {
         let moved = misplaced.clone();
-        moved.map(move |(index, &guess)| TokenMove { from: place(table, guess as usize), to: place(table, index) })
+        moved.map(move |(index, &node)| TokenMove { from: location(table, node as usize), to: location(table, index) })
     };
     row.tables(&geometry.groups).flat_map(of_group).collect()
 }

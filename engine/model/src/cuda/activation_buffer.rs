@@ -4,12 +4,12 @@ use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream, View, ViewMut}
 
 /// Room for them on the host: allocated once for the largest step, and written over by the next.
 #[derive(Debug)]
-pub(super) struct Handover(Pinned<f32>);
+pub(super) struct ActivationBuffer(Pinned<f32>);
 
-impl Handover {
+impl ActivationBuffer {
     /// For steps of up to `tokens` tokens.
-    pub fn new(device: &Device, tokens: usize, hidden: usize) -> Result<Handover, DriverError> {
-        Ok(Handover(device.pinned(tokens * hidden)?))
+    pub fn new(device: &Device, tokens: usize, hidden: usize) -> Result<ActivationBuffer, DriverError> {
+        Ok(ActivationBuffer(device.pinned(tokens * hidden)?))
     }
 
     /// Bytes of it.
@@ -19,7 +19,7 @@ impl Handover {
 
     /// Copies activations to the residual stream. Rows that only pad the step become zeros: what they held goes through the
     /// layers again and again otherwise.
-    pub fn bring(&self, activations: &[f32], residual: ViewMut<'_, f32>, stream: &Stream) -> Result<(), DriverError> {
+    pub fn upload(&self, activations: &[f32], residual: ViewMut<'_, f32>, stream: &Stream) -> Result<(), DriverError> {
         let padding = vec![0.0; residual.len() - activations.len()];
         self.0.write(0, activations);
         self.0.write(activations.len(), &padding);
@@ -45,11 +45,11 @@ mod tests {
     #[test]
     fn rows_that_only_pad_a_step_are_zeros_whatever_they_were() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 20);
-        let (handover, stream) = (Handover::new(&device, 3, 2).unwrap(), device.stream().unwrap());
+        let (activation_buffer, stream) = (ActivationBuffer::new(&device, 3, 2).unwrap(), device.stream().unwrap());
         let mut residual = device.upload(&[f32::NAN; 6]).unwrap();
-        handover.bring(&[9.0; 4], residual.slice_mut(0..4), &stream).unwrap();
+        activation_buffer.upload(&[9.0; 4], residual.slice_mut(0..4), &stream).unwrap();
         stream.synchronize().unwrap();
-        handover.bring(&[1.0, 2.0], residual.slice_mut(0..4), &stream).unwrap();
+        activation_buffer.upload(&[1.0, 2.0], residual.slice_mut(0..4), &stream).unwrap();
         let found = residual.read(&stream).unwrap();
         assert_eq!(found[..4], [1.0, 2.0, 0.0, 0.0]);
         assert!(found[4..].iter().all(|value| value.is_nan()), "the step has no such rows: {found:?}");

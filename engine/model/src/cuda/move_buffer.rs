@@ -1,4 +1,4 @@
-//! Keys and values of guesses that held, on their way to the places behind the tokens that they follow.
+//! Keys and values of accepted draft tokens, on their way to the places behind the tokens that they follow.
 
 use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::ops::PAGE_TOKENS;
@@ -10,17 +10,17 @@ use crate::decoder::TokenMove;
 
 /// Room for the moves of a step: from where, and to where.
 #[derive(Debug)]
-pub(super) struct Moves {
+pub(super) struct MoveBuffer {
     staging: Pinned<u32>,
     /// Marks the end of its copy.
     copied: Event,
     memory: Memory<u32>,
 }
 
-impl Moves {
-    pub fn new(device: &Device, sizes: &StepSizes) -> Result<Moves, DriverError> {
+impl MoveBuffer {
+    pub fn new(device: &Device, sizes: &StepSizes) -> Result<MoveBuffer, DriverError> {
         let words = words(sizes);
-        Ok(Moves { staging: device.pinned(words)?, copied: Event::new(device)?, memory: device.allocate(words)? })
+        Ok(MoveBuffer { staging: device.pinned(words)?, copied: Event::new(device)?, memory: device.allocate(words)? })
     }
 
     /// Bytes on the device.
@@ -40,11 +40,11 @@ impl Moves {
     }
 }
 
-/// No more guesses hold than a step has tokens, and each moves in every group of layers.
+/// No more draft tokens hold than a step has tokens, and each moves in every group of layers.
 fn words(sizes: &StepSizes) -> usize {
     2 * sizes.groups * sizes.tokens
 }
 
-fn slot((block, place): (BlockId, usize)) -> u32 {
-    block.0 * PAGE_TOKENS as u32 + place as u32
+fn slot((block, offset): (BlockId, usize)) -> u32 {
+    block.0 * PAGE_TOKENS as u32 + offset as u32
 }

@@ -1,4 +1,4 @@
-//! Guesses on a GPU.
+//! Draft tokens on a GPU.
 
 use std::slice;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Replay};
 use windlass_engine_model::{DecoderConfig, DraftModel, KvBudget, LoadOptions, load};
 use windlass_kernels::WeightType;
 
-/// Guesses that hold, that do not, and that do up to a place; drawn on the device and, with a bias, on the host.
+/// Draft tokens that are accepted, rejected, and accepted up to a place; drawn on the device and, with a bias, on the host.
 #[test]
-fn guesses_are_judged_by_what_is_drawn_without_them() {
+fn draft_tokens_are_verified_by_what_is_drawn_without_them() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
     let random = Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 3, ..Sampling::GREEDY };
     let biased = Sampling { logit_bias: vec![(5, 0.5)], ..random.clone() };
@@ -33,15 +33,16 @@ fn guesses_are_judged_by_what_is_drawn_without_them() {
         let job = Job { prompt: vec![1], sampling: sampling.clone() };
         let text = generate(&mut executor, slice::from_ref(&job), 4, 32, 1).remove(0);
         let wrong = |token: u32| (token + 1) % VOCABULARY;
-        for (guesses, expected) in [
+        for (draft_tokens, expected) in [
             (vec![text[0], text[1], text[2]], &text[..]),
             (vec![text[0], wrong(text[1]), text[2]], &text[..2]),
             (vec![wrong(text[0]), text[1]], &text[..1]),
         ] {
-            let sample = SampleRow { draft: DraftTree::chain(guesses), logprobs: Some(0), ..sample_row(&sampling) };
-            let guessing = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
+            let sample =
+                SampleRow { draft: DraftTree::chain(draft_tokens), logprobs: Some(0), ..sample_row(&sampling) };
+            let drafting = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
             let other = PlanRow { blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
-            let ticket = executor.submit(plan(vec![guessing, other])).unwrap();
+            let ticket = executor.submit(plan(vec![drafting, other])).unwrap();
             let StepOutput { rows, scores, .. } = executor.collect(ticket).unwrap();
             let RowOutput::Verified(found) = &rows[0] else { panic!("{rows:?}") };
             assert_eq!(found, expected);
@@ -52,16 +53,16 @@ fn guesses_are_judged_by_what_is_drawn_without_them() {
     }
 }
 
-/// A token and its guesses are computed as they are without: the texts are equal, and by the same graphs.
+/// A token and its draft tokens are computed as they are without: the texts are equal, and by the same graphs.
 #[test]
-fn texts_with_guesses_are_those_without() {
+fn texts_with_draft_tokens_are_those_without() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
     for replay in [Replay::Graphs, Replay::Eager] {
-        guesses_change_nothing(|| roomy(&checkpoint, replay));
+        draft_tokens_change_nothing(|| roomy(&checkpoint, replay));
     }
 }
 
-/// An executor whose steps have room for a token and its guesses as rows of their own.
+/// An executor whose steps have room for a token and its draft tokens as rows of their own.
 fn roomy(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
     let options = LoadOptions { max_sequences: 8, ..options() };
     let model = CudaModel::load(checkpoint, &options, &[device(7)]).unwrap();
@@ -71,14 +72,14 @@ fn roomy(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
 /// Where there is no room for all of them they are computed as prompts are: where the first two choices are as near as bf16 is coarse,
 /// the other one may come.
 #[test]
-fn texts_with_more_guesses_than_there_are_rows_are_the_models() {
+fn texts_with_more_draft_tokens_than_there_are_rows_are_the_models() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
-    let text = text_with_guesses(executor(&checkpoint, Replay::Graphs), 4);
+    let text = text_with_draft_tokens(executor(&checkpoint, Replay::Graphs), 4);
     let regret = most_regret(&mut load(&checkpoint, &options()).unwrap().executor, &repeated(), &text);
     assert!(regret <= NEAR_TIE, "{text:?} is {regret} from the CPU's choices");
 }
 
-/// A small model beside the large one, on the same GPU; here of the same kind, so that every guess holds.
+/// A small model beside the large one, on the same GPU; here of the same kind, so that every draft token is accepted.
 #[test]
 fn a_draft_model_on_the_gpu_changes_no_token() {
     let (checkpoint, device) = (checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) }), device(7));
@@ -121,39 +122,39 @@ fn repeated() -> Vec<u32> {
 
 /// To the last bit of their log probabilities, within a block and across the border of two.
 #[test]
-fn guesses_are_computed_as_tokens_one_after_the_other() {
+fn draft_tokens_are_computed_as_tokens_one_after_the_other() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
     let executor = || roomy(&checkpoint, Replay::Graphs);
     let prompt: Vec<u32> = (0..PROMPT_TOKENS as u32).map(|token| token * 37 % VOCABULARY).collect();
     let mut alone = executor();
     let mut text = Text::read(&mut alone, &prompt, &Sampling::GREEDY);
     let expected: Vec<_> = (0..24).map(|_| text.draw(&mut alone, DraftTree::default(), &[]).remove(0)).collect();
-    let mut guessing = executor();
-    let mut text = Text::read(&mut guessing, &prompt, &Sampling::GREEDY);
+    let mut drafting = executor();
+    let mut text = Text::read(&mut drafting, &prompt, &Sampling::GREEDY);
     for right in expected.chunks(4) {
-        let guesses = right[..3].iter().map(|(token, _)| *token);
-        assert_eq!(text.draw(&mut guessing, DraftTree::chain(guesses), &[]), right);
+        let draft_tokens = right[..3].iter().map(|(token, _)| *token);
+        assert_eq!(text.draw(&mut drafting, DraftTree::chain(draft_tokens), &[]), right);
     }
-    assert_eq!(guessing.decoder().graphs(), 1, "that of four rows");
+    assert_eq!(drafting.decoder().graphs(), 1, "that of four rows");
 }
 
-pub fn guesses_change_nothing<E: Executor>(executor: impl Fn() -> E) {
-    let [guessed, plain] = [4, 0].map(|guesses| text_with_guesses(executor(), guesses));
-    assert_eq!(guessed, plain);
+pub fn draft_tokens_change_nothing<E: Executor>(executor: impl Fn() -> E) {
+    let [drafted, plain] = [4, 0].map(|draft_tokens| text_with_draft_tokens(executor(), draft_tokens));
+    assert_eq!(drafted, plain);
 }
 
-/// A text of 40 tokens whose prompt repeats, with up to so many guesses a step.
-fn text_with_guesses(executor: impl Executor, guesses: u32) -> Vec<u32> {
+/// A text of 40 tokens whose prompt repeats, with up to so many draft tokens a step.
+fn text_with_draft_tokens(executor: impl Executor, draft_tokens: u32) -> Vec<u32> {
     let proposer = Box::new(PromptLookup::new(1, 3));
-    let mut engine = Engine::new(executor, EngineConfig::PLAIN).with_proposer(proposer, guesses);
+    let mut engine = Engine::new(executor, EngineConfig::PLAIN).with_proposer(proposer, draft_tokens);
     engine.add(Request::greedy(RequestId(0), repeated(), 40), 0.0).unwrap();
     let mut text = Vec::new();
     while !engine.is_idle() {
         text.extend(engine.step(0.0).unwrap().updates.into_iter().flat_map(|update| update.tokens));
     }
     let stats = engine.stats().drafts;
-    println!("{} of {} guesses held", stats.accepted, stats.tokens);
-    assert!(text.len() == 40 && (stats.accepted > 0) == (guesses > 0), "{stats:?}");
+    println!("{} of {} draft tokens accepted", stats.accepted, stats.tokens);
+    assert!(text.len() == 40 && (stats.accepted > 0) == (draft_tokens > 0), "{stats:?}");
     text
 }
 
@@ -178,7 +179,7 @@ impl Text {
         Text { tokens: prompt.to_vec(), sampling: sampling.clone(), blocks }
     }
 
-    /// What is drawn next under guesses, with log probabilities where they are asked for; `others` are in the same step.
+    /// What is drawn next under draft tokens, with log probabilities where they are asked for; `others` are in the same step.
     fn draw(&mut self, executor: &mut dyn Executor, draft: DraftTree, others: &[PlanRow]) -> Vec<(u32, f32)> {
         let (last, position) = (self.tokens[self.tokens.len() - 1], self.tokens.len() as u32 - 1);
         let reads = self.sampling.reads_history();
@@ -205,7 +206,7 @@ impl Text {
     }
 }
 
-/// Trees whose right path lies behind other branches, and how many of its guesses hold: one of two at each place, a path behind a
+/// Trees whose right path lies behind other branches, and how many of its draft tokens hold: one of two at each place, a path behind a
 /// whole wrong one, one that goes wrong, and none that is right.
 fn trees(text: &[u32], vocabulary: u32) -> Vec<(DraftTree, usize)> {
     let wrong = |token: u32, by: u32| (token + by) % vocabulary;
@@ -221,14 +222,19 @@ fn trees(text: &[u32], vocabulary: u32) -> Vec<(DraftTree, usize)> {
         parents[2] = Some(trees[2].push(wrong(token, place as u32 / 2), parents[2]));
         trees[3].push(wrong(token, 1 + place as u32), None);
     }
-    let held = [3, 3, 2, usize::from(trees[3].nodes().iter().any(|guess| guess.token == text[0]))];
-    trees.into_iter().zip(held).collect()
+    let accepted = [3, 3, 2, usize::from(trees[3].nodes().iter().any(|node| node.token == text[0]))];
+    trees.into_iter().zip(accepted).collect()
 }
 
 /// One tree after the other, each behind what held of the one before: what is drawn, and what the model thinks of it, is what it
-/// is without guesses. Across the border of two blocks. Where two tokens are as likely as bf16 is coarse the other one may come: of
+/// is without draft tokens. Across the border of two blocks. Where two tokens are as likely as bf16 is coarse the other one may come: of
 /// six trees in no more than `strayed`, as many as it is on the stand-in. The text then goes on from what is right.
-pub fn guesses_that_branch_hold(executor: &mut dyn Executor, vocabulary: u32, sampling: &Sampling, strayed: usize) {
+pub fn branching_draft_tokens_are_accepted(
+    executor: &mut dyn Executor,
+    vocabulary: u32,
+    sampling: &Sampling,
+    strayed: usize,
+) {
     let prompt: Vec<u32> = (0..PROMPT_TOKENS as u32).map(|token| token * 37 % vocabulary).collect();
     let mut plain = Text::read(executor, &prompt, sampling);
     let draw = |_| plain.draw(executor, DraftTree::default(), &[]).remove(0);
@@ -237,10 +243,10 @@ pub fn guesses_that_branch_hold(executor: &mut dyn Executor, vocabulary: u32, sa
     let mut text = Text::read(executor, &prompt, sampling);
     let (mut found, mut turn, mut astray) = (0, 0, Vec::new());
     while found < 20 {
-        let (tree, held) = trees(&tokens[found..], vocabulary)[turn % 4].clone();
+        let (tree, accepted) = trees(&tokens[found..], vocabulary)[turn % 4].clone();
         let others = if executor.geometry().groups.count() == 1 { others() } else { Vec::new() };
         let drawn = text.draw(executor, tree, &others);
-        let right = &expected[found..=found + held];
+        let right = &expected[found..=found + accepted];
         (found, turn) = (found + right.len(), turn + 1);
         if !is_right(&drawn, right, sampling) {
             astray.push(turn);
@@ -263,7 +269,7 @@ fn is_right(drawn: &[(u32, f32)], right: &[(u32, f32)], sampling: &Sampling) -> 
     is_right
 }
 
-/// Guesses one after the other, and a prompt, in blocks of their own.
+/// Draft tokens one after the other, and a prompt, in blocks of their own.
 fn others() -> Vec<PlanRow> {
     let sample = SampleRow { draft: DraftTree::chain([4, 5]), ..sample_row(&Sampling::GREEDY) };
     let chain = PlanRow { sample: Some(sample), blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
@@ -273,7 +279,7 @@ fn others() -> Vec<PlanRow> {
 
 /// Drawn on the device, under a mask and penalties, too, and with a bias on the host.
 #[test]
-fn guesses_that_branch_change_no_token() {
+fn branching_draft_tokens_change_no_token() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
     let random = Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 2, ..Sampling::GREEDY };
     let biased = Sampling { logit_bias: vec![(5, 0.5)], ..random.clone() };
@@ -281,12 +287,12 @@ fn guesses_that_branch_change_no_token() {
     let penalties = Penalties { repetition: 1.2, frequency: 0.7, presence: 0.3 };
     let penalized = Sampling { penalties, ..random.clone() };
     for (sampling, strayed) in [(Sampling::GREEDY, 2), (random, 0), (biased, 1), (masked, 1), (penalized, 2)] {
-        guesses_that_branch_hold(&mut executor(&checkpoint, Replay::Graphs), VOCABULARY, &sampling, strayed);
+        branching_draft_tokens_are_accepted(&mut executor(&checkpoint, Replay::Graphs), VOCABULARY, &sampling, strayed);
     }
 }
 
 #[test]
-fn guesses_that_branch_change_no_token_in_windows_and_in_pages_of_bytes() {
+fn branching_draft_tokens_change_no_token_in_windows_and_in_pages_of_bytes() {
     let gemma = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0,
         "hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 48, "query_pre_attn_scalar": 256,
         "final_logit_softcapping": null, "num_hidden_layers": 4});
@@ -301,12 +307,12 @@ fn guesses_that_branch_change_no_token_in_windows_and_in_pages_of_bytes() {
         let options = LoadOptions { kv: KvBudget::Blocks(groups * BLOCKS), kv_data_type, ..options() };
         let model = CudaModel::load(&checkpoint, &options, &[device(7)]).unwrap();
         let mut executor = model.start(options.kv, Replay::Graphs).unwrap().executor;
-        guesses_that_branch_hold(&mut executor, shape.vocabulary, &Sampling::GREEDY, strayed);
+        branching_draft_tokens_are_accepted(&mut executor, shape.vocabulary, &Sampling::GREEDY, strayed);
     }
 }
 
 #[test]
-fn too_many_guesses_that_branch_fail_by_name_and_nothing_else_does() {
+fn too_many_branching_draft_tokens_fail_by_name_and_nothing_else_does() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let options = LoadOptions { max_step_tokens: 64, max_sequences: 64, ..options() };
     let model = CudaModel::load(&checkpoint, &options, &[device(7)]).unwrap();
@@ -326,14 +332,14 @@ fn too_many_guesses_that_branch_fail_by_name_and_nothing_else_does() {
     );
 }
 
-/// Which of a row's tokens is its last is known when its guesses are judged.
+/// Which of a row's tokens is its last is known when its draft tokens are verified.
 #[test]
-fn nothing_follows_a_row_with_guesses_before_they_are_judged() {
+fn nothing_follows_a_row_with_draft_tokens_before_they_are_verified() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let mut executor = executor(&checkpoint, Replay::Graphs);
     let sample = SampleRow { draft: DraftTree::chain([4]), ..sample_row(&Sampling::GREEDY) };
-    let guessing = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
-    let first = executor.submit(plan(vec![guessing])).unwrap();
+    let drafting = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
+    let first = executor.submit(plan(vec![drafting])).unwrap();
     let second = executor.submit(plan(vec![row(InputToken::SampledBy { ticket: first, row: 0 }, 1)])).unwrap();
     executor.collect(first).unwrap();
     let rows = executor.collect(second).unwrap().rows;

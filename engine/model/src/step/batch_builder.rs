@@ -1,4 +1,4 @@
-//! The rows of a plan as a batch: bounds, and tokens that another step drew.
+//! Builds batches from the rows of plans: checks bounds, and looks up tokens that other steps sampled.
 
 use std::collections::VecDeque;
 
@@ -11,36 +11,36 @@ use crate::batch::bounds;
 use crate::batch::{Batch, Logits};
 use crate::step::uncomputable;
 
-/// What rows may be, and what earlier steps gave.
-pub(crate) struct Intake {
+/// Builds batches; knows the bounds of rows and the outputs of recent steps.
+pub(crate) struct BatchBuilder {
     geometry: Geometry,
-    /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
-    /// they were collected.
-    kept: VecDeque<(Ticket, Vec<RowOutput>)>,
+    /// Outputs of the last steps, oldest first. A plan names steps that were in flight when it was made, and may be
+    /// submitted after they were collected.
+    recent: VecDeque<(Ticket, Vec<RowOutput>)>,
 }
 
-impl Intake {
-    pub fn new(geometry: Geometry) -> Intake {
-        Intake { geometry, kept: VecDeque::new() }
+impl BatchBuilder {
+    pub fn new(geometry: Geometry) -> BatchBuilder {
+        BatchBuilder { geometry, recent: VecDeque::new() }
     }
 
-    /// Sizes that steps keep.
+    /// The bounds of steps.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Whether a row is within the bounds, as far as its tokens do not decide it.
+    /// Whether a row is within the bounds, as far as that does not depend on its tokens.
     pub fn check(&self, row: &PlanRow) -> Result<(), String> {
         bounds::check(&self.geometry, row.first_position, row.token_count(), &row.blocks)
     }
 
-    /// Puts a row that was checked into a batch, unless a token of it is not known.
+    /// Appends a checked row to a batch. Fails if one of its tokens is not known or not in the vocabulary.
     pub fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), RowOutput> {
         for &token in &row.tokens {
             self.resolve(token)?;
         }
-        let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
-        let checked = guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token));
+        let draft_tokens = row.draft().map_or(&[][..], DraftTree::nodes);
+        let checked = draft_tokens.iter().try_for_each(|node| bounds::check_token(&self.geometry, node.token));
         checked.map_err(uncomputable)?;
         let tokens = row.tokens.iter().filter_map(|&token| self.drawn(token).ok());
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
@@ -50,13 +50,13 @@ impl Intake {
         Ok(())
     }
 
-    /// A token that is known by now, or what becomes of a row that needs it.
+    /// The id of an input token, or the output of a row that needs a token that was not sampled.
     pub fn resolve(&self, token: InputToken) -> Result<TokenId, RowOutput> {
         let token = self.drawn(token)?;
         bounds::check_token(&self.geometry, token).map(|()| token).map_err(uncomputable)
     }
 
-    /// The tokens before the one that a row draws first, where drawing depends on them.
+    /// The tokens before the first one that a row samples, if sampling depends on them; else empty.
     pub fn history(&self, row: &PlanRow) -> Vec<TokenId> {
         let Some(history) = row.sample.as_ref().and_then(|sample| sample.history.as_ref()) else { return Vec::new() };
         let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
@@ -64,12 +64,12 @@ impl Intake {
         history.tokens.iter().copied().chain(sampled).collect()
     }
 
-    /// Keeps what a step gave.
+    /// Keeps the output of a step, for later steps that name its tokens.
     pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
-        if self.kept.len() == MAX_IN_FLIGHT {
-            self.kept.pop_front();
+        if self.recent.len() == MAX_IN_FLIGHT {
+            self.recent.pop_front();
         }
-        self.kept.push_back((ticket, rows.to_vec()));
+        self.recent.push_back((ticket, rows.to_vec()));
     }
 
     fn drawn(&self, token: InputToken) -> Result<TokenId, RowOutput> {
@@ -77,7 +77,7 @@ impl Intake {
             InputToken::Known(id) => return Ok(id),
             InputToken::SampledBy { ticket, row } => (ticket, row),
         };
-        let step = self.kept.iter().find(|(kept, _)| *kept == ticket);
+        let step = self.recent.iter().find(|(kept, _)| *kept == ticket);
         match step.and_then(|(_, rows)| rows.get(row as usize)) {
             Some(RowOutput::Sampled(id)) => Ok(*id),
             Some(RowOutput::Deferred) => Err(RowOutput::Deferred),
