@@ -21,11 +21,11 @@ pub(super) struct Draws {
 #[derive(Debug)]
 struct DrawSet {
     /// The parameters of the draws.
-    asked: WordRoom,
+    parameters: WordRoom,
     /// The drawn tokens.
     drawn: Memory<u32>,
     drawn_on_host: Pinned<u32>,
-    told: LogprobBuffers,
+    logprobs: LogprobBuffers,
     /// Signals the end of the copy to the host.
     copied: Event,
 }
@@ -114,8 +114,8 @@ pub(super) struct RowDraw {
     seed: u64,
     /// The position that the token will have.
     position: u32,
-    /// For each row the number of most likely tokens to report, if any, and the token to score, if it is known.
-    told: Option<u32>,
+    /// Number of most likely tokens to report with the token; `None` for no log probabilities.
+    top_logprobs: Option<u32>,
     /// The token to score, if it is known.
     target: Option<u32>,
 }
@@ -129,20 +129,20 @@ impl RowDraw {
         top_k: 0,
         seed: 0,
         position: 0,
-        told: None,
+        top_logprobs: None,
         target: None,
     };
 
     /// The draw of a token that will have this position.
-    pub fn new(sampling: &Sampling, position: u32, told: Option<u32>) -> RowDraw {
+    pub fn new(sampling: &Sampling, position: u32, top_logprobs: Option<u32>) -> RowDraw {
         let Sampling { temperature, top_p, min_p, top_k, seed, .. } = *sampling;
         let (temperature, floor) = (temperature.max(0.0), min_p.ln());
-        RowDraw { temperature, top_p, floor, top_k, seed, position, told, target: None }
+        RowDraw { temperature, top_p, floor, top_k, seed, position, top_logprobs, target: None }
     }
 
     /// Scores a known token. The most likely token is drawn beside it, which shows whether all logits are finite.
     pub fn known(target: u32, top: u32) -> RowDraw {
-        RowDraw { told: Some(top), target: Some(target), ..RowDraw::LIKELIEST }
+        RowDraw { top_logprobs: Some(top), target: Some(target), ..RowDraw::LIKELIEST }
     }
 }
 
@@ -159,7 +159,7 @@ struct DrawRanges {
 }
 
 impl DrawRanges {
-    fn of(draws: &[RowDraw], told: &LogprobBuffers, words: &mut Words) -> DrawRanges {
+    fn of(draws: &[RowDraw], logprobs: &LogprobBuffers, words: &mut Words) -> DrawRanges {
         DrawRanges {
             temperatures: words.push_floats(draws.iter().map(|draw| draw.temperature)),
             top_ps: words.push_floats(draws.iter().map(|draw| draw.top_p)),
@@ -167,8 +167,8 @@ impl DrawRanges {
             top_ks: words.push(draws.iter().map(|draw| draw.top_k)),
             positions: words.push(draws.iter().map(|draw| draw.position)),
             seeds: words.push_longs(draws.iter().map(|draw| draw.seed)),
-            targets: words.push(told.asked.iter().map(|(_, target)| target.unwrap_or(NONE))),
-            counts: words.push(told.asked.iter().map(|(top, _)| top.unwrap_or(NONE))),
+            targets: words.push(logprobs.asked.iter().map(|(_, target)| target.unwrap_or(NONE))),
+            counts: words.push(logprobs.asked.iter().map(|(top, _)| top.unwrap_or(NONE))),
         }
     }
 
@@ -199,10 +199,10 @@ impl Draws {
     pub fn new(device: &Device, rows: usize) -> Result<Draws, DriverError> {
         let set = || -> Result<DrawSet, DriverError> {
             Ok(DrawSet {
-                asked: WordRoom::new(device, draw_words(rows))?,
+                parameters: WordRoom::new(device, draw_words(rows))?,
                 drawn: device.allocate(rows)?,
                 drawn_on_host: device.pinned(rows)?,
-                told: LogprobBuffers::new(device, rows)?,
+                logprobs: LogprobBuffers::new(device, rows)?,
                 copied: Event::new(device)?,
             })
         };
@@ -227,17 +227,22 @@ impl Draws {
         let rows = draws.len();
         assert!(rows > 0 && rows <= self.rows, "{rows} draws; there is room for {}", self.rows);
         let set = &mut self.sets[buffer];
-        let told = |draw: &RowDraw| draw.told.map(|top| top.min(vocabulary as u32));
-        set.told.asked = draws.iter().map(|draw| (told(draw), draw.target)).collect();
+        let top = |draw: &RowDraw| draw.top_logprobs.map(|top| top.min(vocabulary as u32));
+        set.logprobs.asked = draws.iter().map(|draw| (top(draw), draw.target)).collect();
         let mut words = Words::default();
-        let ranges = DrawRanges::of(draws, &set.told, &mut words);
-        set.asked.send(&words, stream)?;
+        let ranges = DrawRanges::of(draws, &set.logprobs, &mut words);
+        set.parameters.send(&words, stream)?;
         let logits = logits.slice(0..rows * vocabulary);
-        ops::sample(stream, ranges.samplers(&set.asked), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
+        ops::sample(stream, ranges.samplers(&set.parameters), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
         stream.copy_to_host(&set.drawn_on_host, 0, set.drawn.slice(0..rows))?;
-        if draws.iter().any(|draw| draw.told.is_some()) {
-            let (targets, counts) = (set.asked.view(&ranges.targets), set.asked.view(&ranges.counts));
-            set.told.tell(Asked { drawn: set.drawn.slice(0..rows), targets, counts }, logits, vocabulary, stream)?;
+        if draws.iter().any(|draw| draw.top_logprobs.is_some()) {
+            let (targets, counts) = (set.parameters.view(&ranges.targets), set.parameters.view(&ranges.counts));
+            set.logprobs.tell(
+                Asked { drawn: set.drawn.slice(0..rows), targets, counts },
+                logits,
+                vocabulary,
+                stream,
+            )?;
         }
         stream.mark(&set.copied)
     }
@@ -261,8 +266,9 @@ impl Draws {
     pub fn drawn(&self, buffer: usize, rows: usize) -> Vec<Drawn> {
         let set = &self.sets[buffer];
         let tokens = set.drawn_on_host.read(0..rows).into_iter().enumerate();
-        let read =
-            |(row, token)| if is_token(token) { set.told.read(row, token) } else { Drawn { token, logprobs: None } };
+        let read = |(row, token)| {
+            if is_token(token) { set.logprobs.read(row, token) } else { Drawn { token, logprobs: None } }
+        };
         tokens.map(read).collect()
     }
 }
