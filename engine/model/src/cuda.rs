@@ -1,9 +1,9 @@
-//! A decoder on a CUDA GPU or several, over `windlass_kernels::cuda`. Nothing here names a driver: the same code runs on a GPU and on
-//! the stand-in of tests.
+//! A decoder on one or more CUDA GPUs, over `windlass_kernels::cuda`. The code is independent of the driver: the same
+//! code runs on a GPU and on the shim of the tests.
 //!
-//! The residual stream and logits are f32, all between them bf16. Nothing is allocated once a model runs. A step of one
-//! token for each sequence is padded to one of a few sizes, each of which is a graph: captured while there is nothing to do, or
-//! the first time, and replayed after that.
+//! The residual stream and the logits are f32, other activations bf16. Nothing is allocated while a model runs. A step
+//! of one token for each sequence is padded to one of a few sizes. Each size has a CUDA graph, which is captured while
+//! the engine is idle, or when a step first needs it, and replayed after that.
 
 mod activation_buffer;
 mod cache;
@@ -45,12 +45,12 @@ pub use nodes::{CudaLeader, Node, work};
 pub use rank::CudaRank;
 pub use split::{SplitModel, layers_that_fit};
 
-/// Whether steps are captured as graphs.
+/// Whether steps are captured as CUDA graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replay {
-    /// Each size once.
+    /// Capture each size once, then replay it.
     #[default]
     Graphs,
-    /// Never: for comparison.
+    /// Never capture: for comparison.
     Eager,
 }

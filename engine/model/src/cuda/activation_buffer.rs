@@ -1,24 +1,24 @@
-//! Activations on their way from a stage that another device computes, or to one.
+//! Transfers activations between pipeline stages on different devices, through the host.
 
 use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream, View, ViewMut};
 
-/// Room for them on the host: allocated once for the largest step, and written over by the next.
+/// A host buffer for the activations of the largest step, reused by every step.
 #[derive(Debug)]
 pub(super) struct ActivationBuffer(Pinned<f32>);
 
 impl ActivationBuffer {
-    /// For steps of up to `tokens` tokens.
+    /// Allocates the buffer for steps of up to `tokens` tokens.
     pub fn new(device: &Device, tokens: usize, hidden: usize) -> Result<ActivationBuffer, DriverError> {
         Ok(ActivationBuffer(device.pinned(tokens * hidden)?))
     }
 
-    /// Bytes of it.
+    /// Bytes of the buffer.
     pub fn bytes(tokens: usize, hidden: usize) -> u64 {
         (4 * tokens * hidden) as u64
     }
 
-    /// Copies activations to the residual stream. Rows that only pad the step become zeros: what they held goes through the
-    /// layers again and again otherwise.
+    /// Copies activations to the residual stream. Padding rows become zeros: otherwise their old values would go
+    /// through the layers again in every step, and grow.
     pub fn upload(&self, activations: &[f32], residual: ViewMut<'_, f32>, stream: &Stream) -> Result<(), DriverError> {
         let padding = vec![0.0; residual.len() - activations.len()];
         self.0.write(0, activations);
@@ -26,7 +26,7 @@ impl ActivationBuffer {
         stream.copy_to_device(residual, &self.0, 0)
     }
 
-    /// What the residual stream holds once all that was issued is done.
+    /// The residual stream, after all issued work.
     pub fn fetch(&self, residual: View<'_, f32>, stream: &Stream) -> Result<Vec<f32>, DriverError> {
         stream.copy_to_host(&self.0, 0, residual)?;
         stream.synchronize()?;

@@ -1,4 +1,4 @@
-//! Keys and values on the device, `[layer of a group][page][K|V][kv_head][64][dim]`.
+//! The KV cache on the device, `[layer of a group][page][K|V][kv_head][64][dim]`. A page is one block of the scheduler.
 
 use std::ops::Range;
 
@@ -8,16 +8,16 @@ use windlass_kernels::cuda::ops::{self, Heads, Pages, PagesMut};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DriverError, Event, Memory, Pinned, Stream, View, ViewMut};
 
-/// How pages hold values.
+/// The type of the values in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageType {
     Bf16,
-    /// Relative to a scale for each token and head.
+    /// 8 bits, with a scale for each token and head.
     Bytes(EightBits),
 }
 
 impl PageType {
-    /// The one of a cache in `kind`, if the kernels have it.
+    /// The page type of a cache in `kind`; `None` if the kernels have none.
     pub fn of(kind: KvDataType) -> Option<PageType> {
         match kind {
             KvDataType::Bf16 => Some(PageType::Bf16),
@@ -28,19 +28,19 @@ impl PageType {
     }
 }
 
-/// How large a cache is.
+/// Sizes of a cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheShape {
     pub kind: PageType,
     pub heads: Heads,
-    /// Layers of a group.
+    /// Number of layers of a group.
     pub layers: usize,
-    /// Blocks of the scheduler; there is one page more, which padded rows write to.
+    /// Number of blocks of the scheduler. The cache has one page more, to which padding rows write.
     pub blocks: usize,
 }
 
 impl CacheShape {
-    /// Keys and values of a layer, scales where they have some.
+    /// Rows of a layer: keys and values of all tokens and heads, each with a scale in caches of 8 bits.
     fn layer_rows(&self) -> usize {
         (self.blocks + 1) * self.heads.page_rows()
     }
@@ -50,7 +50,7 @@ impl CacheShape {
         (self.layers * self.layer_rows() * self.row_bytes()) as u64
     }
 
-    /// Bytes of a head's key or value of a token.
+    /// Bytes of one head's key or value of one token.
     fn row_bytes(&self) -> usize {
         match self.kind {
             PageType::Bf16 => size_of::<bf16>() * self.heads.dim,
@@ -63,7 +63,7 @@ impl CacheShape {
         self.layers * self.heads.page_rows() * self.row_bytes()
     }
 
-    /// Where a layer's page lies: its rows, and its values.
+    /// Where a page of a layer is: the range of its rows, and of its values.
     fn page_range(&self, layer: usize, page: usize) -> (Range<usize>, Range<usize>) {
         let first = layer * self.layer_rows() + page * self.heads.page_rows();
         let rows = first..first + self.heads.page_rows();
@@ -71,21 +71,21 @@ impl CacheShape {
     }
 }
 
-/// Room on the host for a page on its way to a slot outside the pool, or back.
+/// A host buffer for a page on its way to a swap slot or back.
 #[derive(Debug)]
 pub(super) struct PageRoom {
     staging: Pinned<u8>,
-    /// Marks the end of the last copy to the device.
+    /// Signals the end of the last copy to the device.
     copied: Event,
 }
 
 impl PageRoom {
-    /// For pages of a cache of this shape.
+    /// Allocates the buffer for pages of a cache of this shape.
     pub fn new(device: &Device, shape: &CacheShape) -> Result<PageRoom, DriverError> {
         Ok(PageRoom { staging: device.pinned(shape.page_bytes())?, copied: Event::new(device)? })
     }
 
-    /// A page, layer after layer, once all that was issued is done.
+    /// Copies a page to the host, layer after layer, after all issued work.
     pub fn fetch(&self, cache: &Cache, page: usize, stream: &Stream) -> Result<Vec<u8>, DriverError> {
         let mut at = 0;
         for part in cache.page_parts(page) {
@@ -96,9 +96,9 @@ impl PageRoom {
         Ok(self.staging.read(0..at))
     }
 
-    /// Overwrites a page with what [`fetch`](Self::fetch) gave, behind all that was issued.
+    /// Overwrites a page with what [`fetch`](Self::fetch) returned, after all issued work.
     pub fn bring(&self, bytes: &[u8], cache: &mut Cache, page: usize, stream: &Stream) -> Result<(), DriverError> {
-        // An earlier copy may still read what is written here.
+        // An earlier copy may still read the buffer.
         self.copied.synchronize()?;
         self.staging.write(0, bytes);
         let mut at = 0;
@@ -111,13 +111,13 @@ impl PageRoom {
         stream.mark(&self.copied)
     }
 
-    /// Bytes of a page.
+    /// Bytes of a page in all layers.
     pub fn bytes(&self) -> usize {
         self.staging.len()
     }
 }
 
-/// The memory.
+/// The KV cache.
 #[derive(Debug)]
 pub(super) struct Cache {
     shape: CacheShape,
@@ -160,7 +160,7 @@ impl Cache {
         Ok(())
     }
 
-    /// A page's parts in all layers as bytes, in the order in which they leave the device.
+    /// The parts of a page in all layers as bytes, in the order in which they are copied to the host.
     fn page_parts(&self, page: usize) -> impl Iterator<Item = View<'_, u8>> {
         (0..self.shape.layers)
             .flat_map(move |layer| {
@@ -175,7 +175,7 @@ impl Cache {
             .flatten()
     }
 
-    /// The same, one after the other, to be written.
+    /// Calls `write` with each part of a page, in the same order.
     fn each_page_part(
         &mut self,
         page: usize,
@@ -194,8 +194,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Copies keys and values of tokens in all layers: `moves` has the slot that is read and the one that is overwritten of each,
-    /// in order.
+    /// Copies K and V of tokens in all layers, in order. `moves` has for each token the slot that is read and the slot
+    /// that is overwritten.
     pub fn move_tokens(&mut self, moves: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
         let CacheShape { heads, layers, .. } = self.shape;
         let pages = match &mut self.values {
@@ -207,7 +207,7 @@ impl Cache {
         ops::move_tokens(stream, heads, layers, moves, pages)
     }
 
-    /// A layer's pages.
+    /// The pages of a layer.
     pub fn pages(&self, layer: usize) -> Pages<'_> {
         let (rows, dim) = (self.shape.layer_rows(), self.shape.heads.dim);
         let (first, end) = (layer * rows, (layer + 1) * rows);
@@ -221,7 +221,7 @@ impl Cache {
         }
     }
 
-    /// The same, to be written.
+    /// The pages of a layer, mutable.
     pub fn pages_mut(&mut self, layer: usize) -> PagesMut<'_> {
         let (rows, dim) = (self.shape.layer_rows(), self.shape.heads.dim);
         let (first, end) = (layer * rows, (layer + 1) * rows);

@@ -1,4 +1,4 @@
-//! A decoder's blocks on a GPU: the kernels of each, in their order.
+//! The blocks of a decoder on a GPU: each issues its kernels in order.
 
 use half::bf16;
 use windlass_engine_core::executor::Geometry;
@@ -18,36 +18,36 @@ use crate::config::{Activation, DecoderConfig, RopeConfig};
 use crate::decoder::kv_layers::KvLayers;
 use crate::decoder::{Attention, Backend, Layer, Layout};
 
-/// A GPU, or a rank's: what a step's kernels read and write besides weights.
+/// The GPU of a decoder or of a rank: what the kernels of a step read and write besides weights.
 #[derive(Debug)]
 pub(super) struct CudaBackend {
     pub config: DecoderConfig,
-    /// One for each of the configuration's `ropes`.
+    /// One table for each of the configuration's `ropes`.
     ropes: Vec<Rope>,
     pub metadata: Metadata,
     work: Workspace,
     kv_layers: KvLayers,
     pub cache: Cache,
-    /// Absent where the decoder is whole.
+    /// `None` unless the decoder is divided among ranks.
     pub exchange: Option<Exchange>,
 }
 
-/// A step whose numbers are on the device.
+/// A step whose metadata is on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CudaStep<'a> {
     pub counts: StepCounts,
-    /// Where its kernels are issued.
+    /// The stream that its kernels are issued on.
     pub stream: &'a Stream,
 }
 
-/// What a rank has of the group whose ranks hold a decoder together.
+/// The link of a rank to the other ranks of its group.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    /// Adds up what the ranks compute.
+    /// Adds up the results of the ranks.
     pub peer: PeerRank,
-    /// Which rank this is.
+    /// Index of this rank.
     pub rank: usize,
-    /// The first token whose embedding this rank holds.
+    /// The first token id whose embedding this rank has.
     pub first_token: usize,
 }
 
@@ -56,12 +56,12 @@ pub(super) struct Exchange {
 struct Rope {
     /// Cosine and sine of every pair, for each position.
     table: Memory<f32>,
-    /// Pairs that turn.
+    /// Number of rotated pairs of values in a head.
     pairs: usize,
 }
 
 impl Rope {
-    /// For sequences of up to `longest` tokens.
+    /// Makes the table for sequences of up to `longest` tokens.
     fn new(device: &Device, rope: &RopeConfig, longest: usize) -> Result<Rope, DriverError> {
         let pairs = rope.dims / 2;
         let table = ops::rope_table(pairs, longest, rope.theta, rope.factors_for(longest), rope.magnitude);
@@ -69,7 +69,7 @@ impl Rope {
     }
 }
 
-/// How large the cache of a decoder is.
+/// The shape of the KV cache of a decoder.
 pub(super) fn cache_shape(config: &DecoderConfig, geometry: &Geometry, kind: PageType) -> CacheShape {
     let layers = KvLayers::new(config, &geometry.groups).per_block;
     CacheShape { kind, heads: heads(config), layers, blocks: geometry.blocks as usize }
@@ -116,22 +116,22 @@ impl CudaBackend {
         })
     }
 
-    /// Where the activations of so many tokens begin, in a stage that others come before.
+    /// Where a stage that is not the first reads the activations of `tokens` tokens.
     pub fn entry(&mut self, tokens: usize) -> ViewMut<'_, f32> {
         self.work.residual.slice_mut(0..tokens * self.config.hidden)
     }
 
-    /// What the layers gave for the first tokens of the last step.
+    /// The activations `[tokens, hidden]` of the last step after the last layer.
     pub fn activations(&self, tokens: usize) -> View<'_, f32> {
         self.work.residual.slice(0..tokens * self.config.hidden)
     }
 
-    /// The first rows of logits that the last step left.
+    /// The first `rows` rows of logits of the last step.
     pub fn logits(&self, rows: usize) -> View<'_, f32> {
         self.work.logits.slice(0..rows * self.config.vocabulary)
     }
 
-    /// The same, to change.
+    /// The first `rows` rows of logits of the last step, mutable.
     pub fn logits_mut(&mut self, rows: usize) -> ViewMut<'_, f32> {
         self.work.logits.slice_mut(0..rows * self.config.vocabulary)
     }
@@ -145,7 +145,7 @@ impl Layout for CudaBackend {
     type Experts = ExpertWeights;
 }
 
-/// It issues kernels: what they compute is there once the stream has come so far.
+/// Calls issue kernels; the results are there when the stream has run them.
 impl Backend for CudaBackend {
     type Step<'a> = CudaStep<'a>;
     type Error = DriverError;
@@ -184,7 +184,8 @@ impl Backend for CudaBackend {
         ops::place_heads(step.stream, heads, placement, projected.slice(0..width), places, query, pages)
     }
 
-    /// Rows of one token, split over their keys, and rows of several, in tiles, with those whose draft tokens branch behind.
+    /// Attends in up to three launches: rows of one token, split over their keys; rows of several tokens, in tiles; and
+    /// tiles of rows whose draft tokens branch.
     fn attend(&mut self, step: &CudaStep<'_>, index: usize) -> Result<(), DriverError> {
         let CudaBackend { config, metadata, work, kv_layers, cache, .. } = self;
         let (shape, location) = (attention_shape(config, index), kv_layers.location(index));
@@ -200,7 +201,7 @@ impl Backend for CudaBackend {
             let chunks = metadata.chunks(location.group);
             ops::attention_prefill(stream, &shape, chunks, query, pages, attended.slice_mut(out.clone()))?;
         }
-        // By themselves: another kernel computes them, where there is one for the others alone.
+        // They have a launch of their own because a faster kernel may compute the rows that do not branch.
         if counts.branching_tiles > 0 {
             let chunks = metadata.branching(location.group);
             ops::attention_prefill(stream, &shape, chunks, query, pages, attended.slice_mut(out))?;
@@ -280,7 +281,7 @@ fn residual<'a>(memory: &'a mut Memory<f32>, step: &CudaStep<'_>, config: &Decod
     memory.slice_mut(0..step.counts.tokens * config.hidden)
 }
 
-/// A norm of theirs.
+/// A norm of the residual stream of a step's tokens.
 fn norm<'a>(
     residual: &'a Memory<f32>,
     weight: &'a Memory<f32>,
@@ -291,8 +292,9 @@ fn norm<'a>(
     Norm { residual, weight: weight.view(), epsilon: config.norm_epsilon }
 }
 
-/// `activation(gate · input) · (up · input)` for each token: what goes down. It lies in `gated` where the product gates; else gates
-/// and ups lie in `gate_up`.
+/// Computes `activation(gate · input) · (up · input)` for each token: the input of the down projection. If the product
+/// applies the gate, the result is in `gated`; else gates and ups are in `gate_up`, and the next product applies the
+/// gate.
 pub(super) fn gate_product<'a>(
     stream: &Stream,
     gate: Gate,
@@ -314,8 +316,8 @@ pub(super) fn gate_product<'a>(
     }
 }
 
-/// `residual += product`, added up over the ranks; `product` goes where it is told. With a norm it is normed before it is added:
-/// the room beside that holds it until then.
+/// Computes `residual += product`, or `residual += norm(product)` with a norm, summed over the ranks. `product` writes
+/// to the output that it is given. The buffer beside the norm holds the product until it is normed.
 pub(super) fn add_product(
     stream: &Stream,
     config: &DecoderConfig,
@@ -343,12 +345,12 @@ pub(super) fn add_product(
     }
 }
 
-/// What a layer's attention computes.
+/// The parameters of a layer's attention.
 fn attention_shape(config: &DecoderConfig, layer: usize) -> AttentionShape {
     AttentionShape {
         heads: heads(config),
         scale: config.attention_scale,
-        // No sequence is longer than positions count.
+        // A window that does not fit u32 is longer than any sequence.
         window: config.window(layer).map_or(0, |window| u32::try_from(window).unwrap_or(0)),
         cap: config.attention_soft_cap.unwrap_or(0.0),
     }
@@ -361,7 +363,7 @@ pub(super) fn gate(config: &DecoderConfig) -> Gate {
     }
 }
 
-/// What is done to a layer's heads.
+/// The operations on a layer's heads after projection: biases, norms and rotation.
 fn placement<'a>(attention: &'a Attention<CudaBackend>, config: &DecoderConfig, rope: &'a Rope) -> Placement<'a> {
     let rotation = Rotation { table: rope.table.view(), pairs: rope.pairs, pairing: config.rope.pairing };
     Placement {

@@ -19,7 +19,7 @@ use crate::sizes::LoadOptions;
 use crate::weights::Manifest;
 
 impl DraftModel<CudaDecoder> {
-    /// Loads the model on a GPU. `options` are how the large model is loaded, but for the room for keys and values, which is its own.
+    /// Loads the model on a GPU. `options` are those of the large model, except for the KV budget.
     pub fn load_on(
         checkpoint: &Checkpoint,
         options: &LoadOptions,
@@ -32,7 +32,7 @@ impl DraftModel<CudaDecoder> {
         Ok(DraftModel::new(model.decoder(&geometry, Replay::Graphs)?, geometry))
     }
 
-    /// What it would take of the GPU, by its header.
+    /// The memory that it would take of the GPU, by the checkpoint's headers.
     pub fn ledger_on(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, LoadError> {
         let (options, config) = (own(options), DecoderConfig::read(checkpoint)?);
         let manifest = Manifest::read_headers(checkpoint, &config, options.quantization)?;

@@ -1,5 +1,5 @@
-//! Tokens drawn on the device: how, where they lie for the next step, and how they come to the host, with what the model thought of
-//! them.
+//! Draws tokens on the device. The tokens stay there for the next step, and are copied to the host with the log
+//! probabilities that were asked for.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use windlass_kernels::cuda::{Device, DriverError, Event, Memory, Pinned, Stream,
 use super::words::{WordRoom, Words};
 use crate::sampler::Drawn;
 
-/// Draws of the steps in flight, one set each.
+/// The draws of the steps in flight, one set of buffers for each step.
 #[derive(Debug)]
 pub(super) struct Draws {
     sets: [DrawSet; 2],
@@ -20,20 +20,21 @@ pub(super) struct Draws {
 
 #[derive(Debug)]
 struct DrawSet {
-    /// How each is drawn, and what is to be told of it.
-    asked: WordRoom,
-    /// The tokens drawn.
+    /// The parameters of the draws.
+    parameters: WordRoom,
+    /// The drawn tokens.
     drawn: Memory<u32>,
     drawn_on_host: Pinned<u32>,
-    told: LogprobBuffers,
-    /// Marks the end of their copy.
+    logprobs: LogprobBuffers,
+    /// Signals the end of the copy to the host.
     copied: Event,
 }
 
-/// What is told of the tokens drawn.
+/// Log probabilities of the drawn tokens, as the kernels compute them: each row's sum of exponentials (`wholes`), and
+/// the logits and ids of the tokens that are reported.
 #[derive(Debug)]
 struct LogprobBuffers {
-    /// Of how many most likely tokens each row tells, if it does, and the token that is known.
+    /// For each row the number of most likely tokens to report, if any, and the token to score, if it is known.
     asked: Vec<(Option<u32>, Option<u32>)>,
     wholes: Memory<u64>,
     logits: Memory<f32>,
@@ -61,7 +62,7 @@ impl LogprobBuffers {
         (rows * (8 + 8 * TOLD)) as u64
     }
 
-    /// Has what is asked of these rows told, and copied to the host.
+    /// Computes the log probabilities of these rows and copies them to the host.
     fn tell(
         &mut self,
         asked: Asked<'_>,
@@ -81,7 +82,7 @@ impl LogprobBuffers {
         stream.copy_to_host(&self.tokens_on_host, 0, self.tokens.slice(0..rows * TOLD))
     }
 
-    /// A row's token, drawn unless it is known, with what was told of it.
+    /// The token of a row, with its log probability: the known token if there is one, else `drawn`.
     fn read(&self, row: usize, drawn: u32) -> Drawn {
         let (top, target) = self.asked[row];
         let token = target.unwrap_or(drawn);
@@ -102,25 +103,25 @@ impl LogprobBuffers {
     }
 }
 
-/// One row's draw, in the numbers that the device takes.
+/// The parameters of one row's draw, as the kernel takes them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RowDraw {
     temperature: f32,
     top_p: f32,
-    /// The logarithm of min-p.
+    /// Natural logarithm of min-p.
     floor: f32,
     top_k: u32,
     seed: u64,
     /// The position that the token will have.
     position: u32,
-    /// Of how many most likely tokens to tell beside it; absent for telling nothing.
-    told: Option<u32>,
-    /// The token that is told of, where it is known.
+    /// Number of most likely tokens to report with the token; `None` for no log probabilities.
+    top_logprobs: Option<u32>,
+    /// The token to score, if it is known.
     target: Option<u32>,
 }
 
 impl RowDraw {
-    /// The likeliest token, of which nothing is told.
+    /// Draws the most likely token, without log probabilities.
     pub const LIKELIEST: RowDraw = RowDraw {
         temperature: 0.0,
         top_p: 1.0,
@@ -128,24 +129,24 @@ impl RowDraw {
         top_k: 0,
         seed: 0,
         position: 0,
-        told: None,
+        top_logprobs: None,
         target: None,
     };
 
     /// The draw of a token that will have this position.
-    pub fn new(sampling: &Sampling, position: u32, told: Option<u32>) -> RowDraw {
+    pub fn new(sampling: &Sampling, position: u32, top_logprobs: Option<u32>) -> RowDraw {
         let Sampling { temperature, top_p, min_p, top_k, seed, .. } = *sampling;
         let (temperature, floor) = (temperature.max(0.0), min_p.ln());
-        RowDraw { temperature, top_p, floor, top_k, seed, position, told, target: None }
+        RowDraw { temperature, top_p, floor, top_k, seed, position, top_logprobs, target: None }
     }
 
-    /// Telling of a token that is known. The likeliest is drawn beside it, which shows whether all logits are numbers.
+    /// Scores a known token. The most likely token is drawn beside it, which shows whether all logits are finite.
     pub fn known(target: u32, top: u32) -> RowDraw {
-        RowDraw { told: Some(top), target: Some(target), ..RowDraw::LIKELIEST }
+        RowDraw { top_logprobs: Some(top), target: Some(target), ..RowDraw::LIKELIEST }
     }
 }
 
-/// Where the numbers of draws lie.
+/// Where the arrays of parameters are in the buffer.
 struct DrawRanges {
     temperatures: Range<usize>,
     top_ps: Range<usize>,
@@ -158,7 +159,7 @@ struct DrawRanges {
 }
 
 impl DrawRanges {
-    fn of(draws: &[RowDraw], told: &LogprobBuffers, words: &mut Words) -> DrawRanges {
+    fn of(draws: &[RowDraw], logprobs: &LogprobBuffers, words: &mut Words) -> DrawRanges {
         DrawRanges {
             temperatures: words.push_floats(draws.iter().map(|draw| draw.temperature)),
             top_ps: words.push_floats(draws.iter().map(|draw| draw.top_p)),
@@ -166,8 +167,8 @@ impl DrawRanges {
             top_ks: words.push(draws.iter().map(|draw| draw.top_k)),
             positions: words.push(draws.iter().map(|draw| draw.position)),
             seeds: words.push_longs(draws.iter().map(|draw| draw.seed)),
-            targets: words.push(told.asked.iter().map(|(_, target)| target.unwrap_or(NONE))),
-            counts: words.push(told.asked.iter().map(|(top, _)| top.unwrap_or(NONE))),
+            targets: words.push(logprobs.asked.iter().map(|(_, target)| target.unwrap_or(NONE))),
+            counts: words.push(logprobs.asked.iter().map(|(top, _)| top.unwrap_or(NONE))),
         }
     }
 
@@ -183,25 +184,25 @@ impl DrawRanges {
     }
 }
 
-/// Words of the numbers of so many draws: seven of one, and seeds of two.
+/// Words of the parameters of so many draws: seven arrays of one word a row, and seeds of two.
 fn draw_words(rows: usize) -> usize {
     Words::room([rows; 7].into_iter().chain([2 * rows]))
 }
 
-/// Whether the device tells of so many most likely tokens.
+/// Whether the device can report so many most likely tokens.
 pub(super) fn tells(top: u32) -> bool {
     top as usize <= MOST_TOLD
 }
 
 impl Draws {
-    /// Room for draws of `rows` rows.
+    /// Allocates buffers for draws of `rows` rows.
     pub fn new(device: &Device, rows: usize) -> Result<Draws, DriverError> {
         let set = || -> Result<DrawSet, DriverError> {
             Ok(DrawSet {
-                asked: WordRoom::new(device, draw_words(rows))?,
+                parameters: WordRoom::new(device, draw_words(rows))?,
                 drawn: device.allocate(rows)?,
                 drawn_on_host: device.pinned(rows)?,
-                told: LogprobBuffers::new(device, rows)?,
+                logprobs: LogprobBuffers::new(device, rows)?,
                 copied: Event::new(device)?,
             })
         };
@@ -213,8 +214,8 @@ impl Draws {
         2 * (4 * (draw_words(rows) + rows) as u64 + LogprobBuffers::bytes(rows))
     }
 
-    /// Draws a token from each of the first rows of `logits`, for the step of this `buffer` (0 or 1), and has the tokens
-    /// copied to the host.
+    /// Draws a token from each of the first rows of `logits`, with the buffers of this index (0 or 1), and copies the
+    /// tokens to the host.
     pub fn draw(
         &mut self,
         buffer: usize,
@@ -226,47 +227,53 @@ impl Draws {
         let rows = draws.len();
         assert!(rows > 0 && rows <= self.rows, "{rows} draws; there is room for {}", self.rows);
         let set = &mut self.sets[buffer];
-        let told = |draw: &RowDraw| draw.told.map(|top| top.min(vocabulary as u32));
-        set.told.asked = draws.iter().map(|draw| (told(draw), draw.target)).collect();
+        let top = |draw: &RowDraw| draw.top_logprobs.map(|top| top.min(vocabulary as u32));
+        set.logprobs.asked = draws.iter().map(|draw| (top(draw), draw.target)).collect();
         let mut words = Words::default();
-        let ranges = DrawRanges::of(draws, &set.told, &mut words);
-        set.asked.send(&words, stream)?;
+        let ranges = DrawRanges::of(draws, &set.logprobs, &mut words);
+        set.parameters.send(&words, stream)?;
         let logits = logits.slice(0..rows * vocabulary);
-        ops::sample(stream, ranges.samplers(&set.asked), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
+        ops::sample(stream, ranges.samplers(&set.parameters), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
         stream.copy_to_host(&set.drawn_on_host, 0, set.drawn.slice(0..rows))?;
-        if draws.iter().any(|draw| draw.told.is_some()) {
-            let (targets, counts) = (set.asked.view(&ranges.targets), set.asked.view(&ranges.counts));
-            set.told.tell(Asked { drawn: set.drawn.slice(0..rows), targets, counts }, logits, vocabulary, stream)?;
+        if draws.iter().any(|draw| draw.top_logprobs.is_some()) {
+            let (targets, counts) = (set.parameters.view(&ranges.targets), set.parameters.view(&ranges.counts));
+            set.logprobs.tell(
+                Asked { drawn: set.drawn.slice(0..rows), targets, counts },
+                logits,
+                vocabulary,
+                stream,
+            )?;
         }
         stream.mark(&set.copied)
     }
 
-    /// Marks the end of a step that draws nothing.
+    /// Signals the end of a step that draws nothing.
     pub fn skip(&mut self, buffer: usize, stream: &Stream) -> Result<(), DriverError> {
         stream.mark(&self.sets[buffer].copied)
     }
 
-    /// Tokens that the step of this turn drew or will have drawn, on the device.
+    /// The tokens of the step with this buffer, on the device. They may not be drawn yet.
     pub fn on_device(&self, buffer: usize, rows: Range<usize>) -> View<'_, u32> {
         self.sets[buffer].drawn.slice(rows)
     }
 
-    /// Waits until they are on the host.
+    /// Waits until the tokens of the step with this buffer are on the host.
     pub fn wait(&self, buffer: usize) -> Result<(), DriverError> {
         self.sets[buffer].copied.synchronize()
     }
 
-    /// The same on the host, once they were waited for, with what was told of those that are tokens.
+    /// The tokens of the step with this buffer, after [`Draws::wait`], with their log probabilities.
     pub fn drawn(&self, buffer: usize, rows: usize) -> Vec<Drawn> {
         let set = &self.sets[buffer];
         let tokens = set.drawn_on_host.read(0..rows).into_iter().enumerate();
-        let read =
-            |(row, token)| if is_token(token) { set.told.read(row, token) } else { Drawn { token, logprobs: None } };
+        let read = |(row, token)| {
+            if is_token(token) { set.logprobs.read(row, token) } else { Drawn { token, logprobs: None } }
+        };
         tokens.map(read).collect()
     }
 }
 
-/// Whether what was drawn is a token.
+/// Whether a drawn value is a token and not an error code.
 fn is_token(drawn: u32) -> bool {
     !matches!(drawn, NOT_FINITE | ALL_BANNED)
 }

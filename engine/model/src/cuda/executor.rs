@@ -1,8 +1,9 @@
-//! The executor on GPUs: a step is issued and the next one after it, while the host does something else.
+//! The executor on GPUs. It issues a step, and the next one before the first has ended, while the host does other work.
 //!
-//! A token that a step in flight draws is the next step's input without the host. Where draws hang on the tokens before them
-//! (penalties, masks), the next step is computed up to its logits, and its draws are issued as soon as those tokens are known.
-//! What only the host's sampler does is done when its step is collected, or before the next one takes its logits' place.
+//! A token that a step in flight samples becomes input of the next step on the device, without the host. If sampling
+//! depends on earlier tokens (penalties, masks), the next step is computed up to its logits, and its draws are issued
+//! when those tokens are known. Draws that only the host's sampler can make are made when the step is collected, or
+//! before the next step overwrites its logits.
 
 use std::collections::VecDeque;
 use std::convert::identity;
@@ -47,49 +48,49 @@ enum State {
     Done(StepOutput),
 }
 
-/// How far the draws of a step are.
+/// State of a step's draws.
 enum DrawState {
-    /// They hang on tokens that a step before draws.
+    /// They are not issued yet: they may depend on tokens that an earlier step samples.
     Waiting,
-    /// The host makes them: where each row draws, and what its constraint allows there.
+    /// The host makes them, at these sampling positions and with these token masks.
     OnHost { positions: Vec<Vec<SamplingPosition>>, masks: Vec<Vec<Mask>> },
-    /// The device has been told to make them; with what each row's constraint allows.
+    /// They are issued on the device; with the token masks of each row.
     OnDevice { masks: Vec<Vec<Mask>> },
 }
 
 /// A step that the device computes.
 struct Running {
     buffer: usize,
-    /// As they were planned.
+    /// The planned rows.
     plan: Vec<PlanRow>,
     rows: Vec<RowOutput>,
-    /// Each row's of the step's logits; none of a row that is not computed.
+    /// The range of each row in the step's logits; empty for a row that is not computed.
     logits: Vec<Range<usize>>,
     draws: DrawState,
-    /// Rows whose token another step in flight was to draw.
+    /// Rows with an input token that an earlier step in flight samples, and the token.
     awaited: Vec<(usize, InputToken)>,
     started: Instant,
     patience: Duration,
-    /// How long it was waited for what constraints allow.
+    /// How long token masks were waited for.
     waited: Duration,
 }
 
 impl InFlight {
-    /// Whether its draws are still to be made of its logits.
+    /// Whether its logits are still needed for draws.
     fn needs_logits(&self) -> bool {
         matches!(&self.state, State::Running(running) if !matches!(running.draws, DrawState::OnDevice { .. }))
     }
 }
 
 impl Running {
-    /// Whether its draws hang on tokens that a step before it draws.
+    /// Whether its draws depend on tokens that an earlier step samples.
     fn awaits_history(&self) -> bool {
         let reads = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.history.is_some());
         self.awaited.iter().any(|(row, _)| reads(&self.plan[*row]))
     }
 }
 
-/// A step's tokens that come from another one, while its batch is filled.
+/// The input tokens of a step that earlier steps in flight sample; collected while the batch is filled.
 #[derive(Default)]
 struct AwaitedTokens {
     sampled_inputs: Vec<SampledInput>,
@@ -120,7 +121,7 @@ impl CudaExecutor {
         Ok(Running { buffer, plan: plan.rows, rows, logits, draws, awaited: awaited.rows, started, patience, waited })
     }
 
-    /// Puts every sound row into the batch.
+    /// Puts every row that can be computed into the batch.
     fn fill_batch(&mut self, plan: &StepPlan, awaited: &mut AwaitedTokens) -> Vec<RowOutput> {
         self.batch.clear();
         let fill = |(index, row)| self.fill_row(index, row, awaited).map_or_else(identity, |()| RowOutput::Computed);
@@ -153,7 +154,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Where a step in flight draws a token: the step's turn, and which of its draws it is.
+    /// The buffer and the index of the draw by which a step in flight samples `token`; `None` if no step in flight
+    /// does.
     fn drawn_by(&self, token: InputToken) -> Result<Option<(usize, usize)>, String> {
         let InputToken::SampledBy { ticket, row } = token else { return Ok(None) };
         let step = self.in_flight.iter().find(|step| step.ticket == ticket);
@@ -161,7 +163,7 @@ impl CudaExecutor {
         let planned = running.plan.get(row as usize).filter(|planned| planned.sample.is_some());
         let logits = running.logits.get(row as usize).filter(|logits| !logits.is_empty());
         match (planned, logits) {
-            // Which of several is the last is known once all are.
+            // The last accepted token is known only after verification.
             (Some(planned), _) if planned.draft().is_some_and(|draft| !draft.is_empty()) => {
                 Err(format!("its input token follows the guesses in row {row} of step {}", ticket.0))
             }
@@ -172,7 +174,8 @@ impl CudaExecutor {
         }
     }
 
-    /// Has the device make a step's draws, unless they hang on tokens that are not known yet, or are the host's.
+    /// Issues the draws of a step on the device, unless they depend on tokens that are not known yet, or the host has
+    /// to make them.
     fn issue_draws(&mut self, index: usize) -> Result<(), ExecutorError> {
         let is_first = self.in_flight.iter().take(index).all(|step| matches!(step.state, State::Done(_)));
         let CudaExecutor { runner, in_flight, .. } = self;
@@ -196,7 +199,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Finishes the steps in flight if one of them still needs its logits, whose place the next one takes.
+    /// Finishes the steps in flight if one of them still needs its logits, which the next step overwrites.
     fn free_logits(&mut self) -> Result<(), ExecutorError> {
         match self.in_flight.iter().rposition(InFlight::needs_logits) {
             Some(last) => (0..=last).try_for_each(|index| self.finish(index)),
@@ -204,7 +207,7 @@ impl CudaExecutor {
         }
     }
 
-    /// Waits for a step in flight, and makes the draws that are the host's; those before it are finished.
+    /// Waits for a step in flight and makes the draws that are left to the host. Earlier steps are finished already.
     fn finish(&mut self, index: usize) -> Result<(), ExecutorError> {
         self.issue_draws(index)?;
         let CudaExecutor { runner, in_flight, .. } = self;
@@ -223,12 +226,12 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Ends a step with what came of its rows.
+    /// Ends a step with the outputs of its rows.
     fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowLogprobs>) {
         let Some(InFlight { ticket, state: State::Running(running) }) = self.in_flight.get(index) else { return };
-        // The device computes for about two thirds of the longest that masks are waited for.
+        // The device is assumed to compute for two thirds of the longest wait for masks; only the rest counts as idle.
         let (started, waited) = (running.started, running.waited.saturating_sub(running.patience * 2 / 3));
-        // What followed a token that did not come is worth nothing.
+        // A row whose input token was not sampled has no valid output.
         for &(row, token) in &running.awaited {
             if let Err(output) = self.runner.batch_builder().resolve(token) {
                 rows[row] = output;
@@ -271,7 +274,7 @@ impl Executor for CudaExecutor {
         let Some(InFlight { state: State::Done(output), .. }) = self.in_flight.pop_front() else {
             return Err(ExecutorError("the step was not finished".into()));
         };
-        // What hung on its tokens does so no longer.
+        // Draws that depended on its tokens can be issued now.
         self.issue_draws(0)?;
         Ok(output)
     }
@@ -297,7 +300,7 @@ fn failed(error: impl std::fmt::Display) -> ExecutorError {
     ExecutorError(error.to_string())
 }
 
-/// Which of a step's logits are whose, by what is computed of its rows.
+/// The range of each row in the step's logits.
 fn logits(plan: &[PlanRow], rows: &[RowOutput]) -> Vec<Range<usize>> {
     let mut end = 0;
     let of_row = |(row, output): (&PlanRow, &RowOutput)| {
@@ -308,7 +311,7 @@ fn logits(plan: &[PlanRow], rows: &[RowOutput]) -> Vec<Range<usize>> {
     plan.iter().zip(rows).map(of_row).collect()
 }
 
-/// What the device drew, or why it drew nothing.
+/// The drawn token, or why none was drawn.
 fn token(drawn: Drawn) -> Result<Drawn, SequenceFailure> {
     match drawn.token {
         NOT_FINITE => Err(SequenceFailure::Corrupted("the model gave a logit that is not finite".into())),

@@ -1,4 +1,4 @@
-//! A mixture of experts on the device: its room, and its kernels in their order.
+//! Mixtures of experts on the device: their buffers, and their kernels in order.
 
 use half::bf16;
 use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Mixture, Output, Routes};
@@ -12,14 +12,14 @@ use super::weights::ExpertWeights;
 use super::workspace::Workspace;
 use crate::config::{DecoderConfig, ExpertsConfig};
 
-/// What a step's tokens need besides the other activations: rows are of a token and an expert.
+/// The buffers of a mixture of experts. A row is of one token and one of its experts.
 #[derive(Debug)]
 pub(super) struct ExpertRoom {
     routes: Routes,
     scores: Memory<f32>,
     gated: Memory<bf16>,
     given: Memory<bf16>,
-    /// What all experts gave to a token, in families that norm it.
+    /// The sum over the experts for each token, in families that norm it.
     summed: Option<Memory<bf16>>,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn mixture(experts: &ExpertsConfig) -> Mixture {
 }
 
 impl ExpertRoom {
-    /// For the largest step, if the decoder has experts.
+    /// Allocates the buffers for the largest step; `None` for a decoder without experts.
     pub fn new(device: &Device, config: &DecoderConfig, sizes: &StepSizes) -> Result<Option<ExpertRoom>, DriverError> {
         let Some(experts) = &config.experts else { return Ok(None) };
         let (mixture, rows) = (mixture(experts), sizes.tokens * experts.used);
@@ -43,7 +43,7 @@ impl ExpertRoom {
         }))
     }
 
-    /// Bytes of it.
+    /// Bytes of the buffers.
     pub fn bytes(config: &DecoderConfig, sizes: &StepSizes) -> u64 {
         let Some(experts) = &config.experts else { return 0 };
         let (mixture, rows) = (mixture(experts), sizes.tokens * experts.used);
@@ -53,11 +53,11 @@ impl ExpertRoom {
     }
 }
 
-/// `residual += norm(Σ weight · expert(normed))` of a step's tokens over the experts that are held, added up over the ranks; the norm
-/// is there where there is one.
+/// Computes `residual += norm(Σ weight · expert(normed))` of a step's tokens over the experts that this rank has,
+/// summed over the ranks. The norm exists only in some families.
 ///
 /// # Panics
-/// When the workspace has no room for experts.
+/// If the workspace has no buffers for experts.
 pub(super) fn mix(
     step: &CudaStep<'_>,
     config: &DecoderConfig,
@@ -93,7 +93,7 @@ pub(super) fn mix(
     if let Some(shared) = &weights.shared {
         let input = Input::Values(normed.slice(0..values));
         let own = gate_product(stream, gate, shared, input, inputs, gate_up, gated)?;
-        // Nobody reads the norm any more.
+        // The norm is not read any more, so its buffer is free.
         inputs.multiply(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }
     let shared = weights.shared.is_some().then(|| normed.slice(0..values));
@@ -102,7 +102,7 @@ pub(super) fn mix(
     add_product(stream, config, exchange, sum, post_norm.zip(summed.as_mut()), residual.slice_mut(0..values))
 }
 
-/// Where a product would go that is a sum over experts.
+/// The output of a sum over experts, in place of a product.
 fn sum_into(out: Output<'_>) -> ExpertSum<'_> {
     match out {
         Output::AddTo(residual) => ExpertSum::AddTo(residual),

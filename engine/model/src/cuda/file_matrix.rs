@@ -1,4 +1,4 @@
-//! A matrix as a file has it, and where the file has it, until the device takes it in: several are put together before.
+//! Matrices as they are in a file, before several of them are put together on the device.
 
 use std::borrow::Cow;
 
@@ -6,26 +6,26 @@ use windlass_kernels::WeightType;
 
 use crate::weights::quantized::Float8;
 
-/// A matrix `[rows = outputs, cols = inputs]`, row after row.
+/// A matrix `[rows = outputs, cols = inputs]`, row-major.
 #[derive(Debug)]
 pub(super) struct FileMatrix<'a> {
     pub rows: usize,
     pub cols: usize,
     pub values: FileValues<'a>,
-    /// The input of each column, where that is not its own number.
+    /// The input of each column (`desc_act`); `None` if columns are in the order of inputs.
     pub order: Option<Vec<u32>>,
 }
 
-/// How a file has values.
+/// Values as they are in a file.
 #[derive(Debug)]
 pub(super) enum FileValues<'a> {
-    /// In a type of its own.
+    /// In a weight format.
     Typed(WeightType, Cow<'a, [u8]>),
     Float8(Float8),
 }
 
 impl FileMatrix<'_> {
-    /// Its values in a type, which they get if they have none.
+    /// Its values in a weight format; eight-bit floats become bf16.
     pub fn typed(&self) -> (WeightType, Cow<'_, [u8]>) {
         match &self.values {
             FileValues::Typed(kind, bytes) => (*kind, Cow::Borrowed(bytes)),
@@ -33,7 +33,7 @@ impl FileMatrix<'_> {
         }
     }
 
-    /// Whether two have their values alike.
+    /// Whether two matrices have values of the same type.
     pub fn is_typed_as(&self, other: &FileMatrix<'_>) -> bool {
         match (&self.values, &other.values) {
             (FileValues::Typed(one, _), FileValues::Typed(another, _)) => one == another,

@@ -1,4 +1,4 @@
-//! What a model takes of a GPU, by its checkpoint's headers.
+//! The memory that a model takes of a GPU, by its checkpoint's headers.
 
 use std::slice;
 
@@ -14,10 +14,10 @@ use crate::sizes::{KvBudget, LoadOptions, Sizes};
 use crate::weights::part::Parts;
 use crate::weights::{Manifest, ShardError};
 
-/// Bytes of a value of an input that is rounded or sorted for a matrix, or copied for each expert, at most.
+/// Bytes per value of an input that is rounded, reordered or copied for experts: an upper bound.
 const INPUT_BYTES: u64 = 2;
 
-/// Keys and values of a sequence at its longest, in a model's last layers.
+/// The KV budget of one sequence of the greatest length, in the last `last` layers of a model.
 pub(super) fn longest_sequence(config: &DecoderConfig, options: &LoadOptions, last: u32) -> KvBudget {
     let held = ModelShape { layers: last, windowed: None, ..config.shape(0) };
     let longest = options.max_model_tokens.unwrap_or(u32::MAX).min(held.context_tokens);
@@ -25,7 +25,7 @@ pub(super) fn longest_sequence(config: &DecoderConfig, options: &LoadOptions, la
     KvBudget::Bytes(block * u64::from(longest.div_ceil(options.block_tokens.max(1)) + 1))
 }
 
-/// What a model's last layers and its head take of a device, with their steps and their keys and values.
+/// The memory that the last `last` layers of a model, its head, its steps and its KV cache take of a device.
 pub(super) fn ledger_of_last(
     manifest: &Manifest<'_>,
     config: &DecoderConfig,

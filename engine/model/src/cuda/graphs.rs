@@ -1,11 +1,11 @@
-//! Steps of rows of one token as captured graphs, one for each of a few numbers of rows and lengths of their sequences.
+//! CUDA graphs of decode steps: one for each of a few numbers of rows and lengths of their sequences.
 
 use std::collections::BTreeMap;
 
 use windlass_kernels::cuda::{Device, DriverError, Graph, MemoryFacts};
 
-/// Numbers of rows that steps are padded to: 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512 on, and
-/// the most there may be.
+/// The numbers of rows that steps are padded to: 1, 2, 4, then multiples of 8, of 16 from 256 on and of 64 from 512 on,
+/// and the largest number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Buckets(Vec<usize>);
 
@@ -14,62 +14,63 @@ impl Buckets {
     pub fn up_to(most: usize) -> Buckets {
         let steps = [1, 2, 4].into_iter().chain((8..256).step_by(8)).chain((256..512).step_by(16));
         let mut sizes: Vec<usize> = steps.chain((512..most).step_by(64)).filter(|&size| size < most).collect();
-        // A full engine runs at exactly this size, so it must not be the one without a graph.
+        // A full engine runs steps of exactly this size, so it must have a graph.
         sizes.push(most);
         Buckets(sizes)
     }
 
-    /// Every size that steps may have, where sequences may be of these lengths: the sooner the likelier that a step has it.
+    /// Every size of a step whose sequences have these lengths, the most likely sizes first.
     pub fn sizes(&self, reaches: impl Iterator<Item = usize>) -> Vec<GraphSize> {
         reaches.flat_map(|reach| self.0.iter().map(move |&bucket| GraphSize { bucket, reach })).collect()
     }
 
-    /// The smallest one with room for so many rows.
+    /// The smallest bucket for so many rows; `None` if there are too many.
     pub fn holding(&self, rows: usize) -> Option<usize> {
         self.0.iter().copied().find(|&size| size >= rows)
     }
 }
 
-/// What a graph was captured for.
+/// The size of the steps of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct GraphSize {
-    /// Rows of one token.
+    /// Number of rows, of one token each.
     pub bucket: usize,
-    /// Keys of a sequence that there is room for.
+    /// Number of keys of a sequence that tables and splits have room for.
     pub reach: usize,
 }
 
-/// The graphs captured so far, and those that steps may need.
+/// The captured graphs, and the sizes that steps may need.
 #[derive(Debug)]
 pub(super) struct Graphs {
     captured: BTreeMap<GraphSize, Captured>,
-    /// In the order in which they are captured ahead.
+    /// In the order in which they are captured ahead of time.
     sizes: Vec<GraphSize>,
-    /// Whether the device had no room for another one.
+    /// Whether the device had no memory for another graph.
     is_full: bool,
 }
 
-/// A size's graph.
+/// The graph of one size.
 #[derive(Debug)]
 struct Captured {
     graph: Graph,
-    /// Whether a step has asked for it.
+    /// Whether a step has used it.
     is_used: bool,
 }
 
 impl Graphs {
-    /// None yet of those that steps of these sizes need.
+    /// No graphs yet, for steps of these sizes.
     pub fn new(sizes: Vec<GraphSize>) -> Graphs {
         Graphs { captured: BTreeMap::new(), sizes, is_full: false }
     }
 
-    /// The first size that has none, if there is room for one.
+    /// The first size without a graph; `None` if all have one or there is no memory for another.
     pub fn missing(&self) -> Option<GraphSize> {
         let missing = self.sizes.iter().copied().find(|size| !self.captured.contains_key(size));
         missing.filter(|_| !self.is_full)
     }
 
-    /// The graph of a step, captured if its size has none. Where there is no room for it, the step runs without.
+    /// The graph of a step, captured if its size has none. `None` if there is no memory for it: then the step runs
+    /// without.
     pub fn of_step(
         &mut self,
         size: GraphSize,
@@ -82,7 +83,7 @@ impl Graphs {
         }))
     }
 
-    /// Captures the graph of a size that has none, if there is room for it.
+    /// Captures the graph of a size that has none, if there is memory for it.
     pub fn capture(
         &mut self,
         size: GraphSize,
@@ -98,7 +99,8 @@ impl Graphs {
         Ok(())
     }
 
-    /// Ends those that no step has asked for: their memory is another's for a while. Then there may be room again.
+    /// Drops the graphs that no step has used, since their memory is to be used otherwise for a while. After that there
+    /// may be memory again.
     pub fn end_unused(&mut self) {
         self.captured.retain(|_, captured| captured.is_used);
         self.is_full = false;
@@ -108,17 +110,17 @@ impl Graphs {
         self.captured.len()
     }
 
-    /// As many as there may be.
+    /// Number of sizes.
     pub fn most(&self) -> usize {
         self.sizes.len()
     }
 }
 
-/// Of its memory a device keeps one of so many parts free of graphs that are captured ahead, however little there was at first.
+/// Graphs that are captured ahead of time leave at least this fraction (one over it) of the device's memory free.
 const LEAST_SHARE: usize = 256;
 
-/// What a device has left for graphs that are captured ahead: half of what is free once all else is allocated. No ledger counts
-/// what the driver takes for a graph, so the other half is for those that steps capture themselves, and for the driver's own.
+/// The memory for graphs that are captured ahead of time: half of what is free after everything else is allocated. The
+/// other half is for graphs that steps capture and for the driver, whose memory for graphs no ledger counts.
 #[derive(Clone, Debug)]
 pub(super) struct GraphRoom {
     device: Device,
@@ -126,14 +128,14 @@ pub(super) struct GraphRoom {
 }
 
 impl GraphRoom {
-    /// On a device that has everything but graphs.
+    /// On a device on which everything but graphs is allocated.
     pub fn of(device: &Device) -> Result<GraphRoom, DriverError> {
         let MemoryFacts { free_bytes, total_bytes } = device.driver().memory()?;
         let least_free_bytes = (free_bytes / 2).max(total_bytes / LEAST_SHARE);
         Ok(GraphRoom { device: device.clone(), least_free_bytes })
     }
 
-    /// Whether another one may be captured ahead.
+    /// Whether another graph may be captured ahead of time.
     pub fn is_left(&self) -> Result<bool, DriverError> {
         Ok(self.device.driver().memory()?.free_bytes >= self.least_free_bytes)
     }

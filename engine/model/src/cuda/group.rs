@@ -1,7 +1,7 @@
-//! GPUs as models that steps run on: one, or the ranks of a tensor-parallel group.
+//! The model on GPUs: one GPU, or the ranks of a tensor-parallel group.
 //!
-//! All ranks issue the same steps in the same order. They meet in their kernels, and draw the same tokens of the same logits, so that
-//! no token goes from one to another.
+//! All ranks issue the same steps in the same order. They meet in their kernels, and draw the same tokens from the same
+//! logits, so that no token has to be sent between them.
 
 use std::io;
 use std::mem;
@@ -96,7 +96,7 @@ impl Rank for CudaRank {
         Ok(self.synchronize_stream()?)
     }
 
-    /// Captures a graph on every rank, ahead of the first step of its size, where every device has room for it.
+    /// Captures a graph on every rank before a step needs it, if every device has memory for it.
     fn prepare_group(group: &mut CudaDecoder) -> Result<Prepared, CudaError> {
         let ahead = graph_ahead(group)?;
         if let Some(size) = ahead {
@@ -107,37 +107,37 @@ impl Rank for CudaRank {
     }
 }
 
-/// The graph that is captured next: all ranks have those of the same sizes.
+/// The size that is captured next; all ranks have graphs of the same sizes.
 fn graph_ahead(group: &CudaDecoder) -> Result<Option<GraphSize>, DriverError> {
     let Some(size) = group.first().missing_graph() else { return Ok(None) };
     let room = group.ask(|rank| rank.graph_room().is_left()).into_iter().collect::<Result<Vec<bool>, _>>()?;
     Ok(Some(size).filter(|_| !room.contains(&false)))
 }
 
-/// Steps whose tokens the devices draw.
+/// Steps whose tokens are drawn on the devices.
 impl CudaDecoder {
-    /// Graphs captured so far, by each rank.
+    /// Number of graphs that each rank has captured.
     pub fn graphs(&self) -> usize {
         self.first().graphs()
     }
 
-    /// The first `rows` rows of logits that the last step left, `[rows, vocabulary]`, once it is done: for comparisons. Draws
-    /// may have changed them, where something but the model decides what comes.
+    /// The first `rows` rows of logits of the last step, `[rows, vocabulary]`, after it has ended: for comparisons.
+    /// Draws with biases, penalties or masks have changed them.
     ///
     /// # Panics
-    /// When a step has no room for so many.
+    /// If a step has no room for so many.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>, CudaError> {
         self.checked(self.first().logits(rows).map_err(CudaError::from))
     }
 
-    /// Values of a token's logits.
+    /// Size of the vocabulary.
     pub(super) fn vocabulary(&self) -> usize {
         self.first().vocabulary()
     }
 
-    /// Issues a step up to its logits. The tokens of `sampled_inputs` lie on the device, or will when the kernels run.
+    /// Issues a step up to its logits. The tokens of `sampled_inputs` are on the device when the kernels run.
     pub(super) fn step(&mut self, batch: &mut Batch, sampled_inputs: Vec<SampledInput>) -> Result<(), CudaError> {
-        // The batch's room is taken back below.
+        // The memory of the batch is taken back below.
         let step = Arc::new(Step { batch: mem::take(batch), sampled_inputs });
         self.tell(|| {
             let step = Arc::clone(&step);
@@ -150,15 +150,15 @@ impl CudaDecoder {
         self.checked(issued)
     }
 
-    /// Issues the draws of the last step, which has this turn, from its logits in their order.
+    /// Issues the draws of the last step, which has this buffer, from its logits in order.
     pub(super) fn draw(&mut self, buffer: usize, sampling_tasks: Vec<SamplingTask>) -> Result<(), CudaError> {
         let sampling_tasks: Arc<[SamplingTask]> = sampling_tasks.into();
         self.each(move |rank| Ok(rank.draw(buffer, &sampling_tasks)?))
     }
 
-    /// Waits for the step of this turn, and gives the tokens that it drew.
+    /// Waits for the step with this buffer, and returns the tokens that it drew.
     pub(super) fn drawn(&mut self, buffer: usize, rows: usize) -> Result<Vec<Drawn>, CudaError> {
-        // Each rank waits for its own device: the others would not hear from one that is lost.
+        // Each rank waits for its own device: a rank whose device is lost cannot tell the others.
         self.each(move |rank| Ok(rank.wait(buffer)?))?;
         Ok(self.first().drawn(buffer, rows))
     }
@@ -168,7 +168,7 @@ impl CudaDecoder {
         self.ask(|rank| rank.weights_region().map(|region| region.bytes_to_keep() as u64)).into_iter().sum()
     }
 
-    /// Takes the devices' memory of weights again, or has the host keep them meanwhile.
+    /// Moves the weights back to the devices if `held`, else to host memory.
     pub(super) fn hold_weights(&mut self, held: bool) -> Result<(), CudaError> {
         self.each_to_its_end(move |rank| Ok(rank.hold(Holding::Weights, held)?))
     }

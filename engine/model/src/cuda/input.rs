@@ -1,18 +1,18 @@
-//! What a product takes, as far as it is there.
+//! The input of a product, which may not be computed yet.
 
 use half::bf16;
 use windlass_kernels::cuda::ops::{self, Gate, GateLayout, QuantizedMut};
 use windlass_kernels::cuda::{DriverError, Memory, Stream, View, ViewMut};
 
-/// What a product takes, a row for each token. What is not there yet is computed for the product: in bf16, in the room beside it, or
-/// at once as the codes that a product of 8 bits takes.
+/// The input of a product, a row for each token. If it is not computed yet, it is computed for the product: in bf16 in
+/// the buffer beside it, or directly as the codes of a product of 8 bits.
 #[derive(Debug)]
 pub(super) enum Input<'a> {
-    /// It is there.
+    /// The values.
     Values(View<'a, bf16>),
-    /// A norm, and room for it.
+    /// A norm, and a buffer for it.
     Norm(Norm<'a>, &'a mut Memory<bf16>),
-    /// A gated activation, and room for it.
+    /// A gated activation, and a buffer for it.
     Gates(Gates<'a>, &'a mut Memory<bf16>),
 }
 
@@ -24,18 +24,18 @@ pub(super) struct Norm<'a> {
     pub epsilon: f32,
 }
 
-/// Gates, with what they multiply.
+/// Gates and ups.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gates<'a> {
     pub gate: Gate,
     pub layout: GateLayout,
     pub gate_up: View<'a, bf16>,
-    /// Gates of a token.
+    /// Number of gates of a token.
     pub width: usize,
 }
 
 impl<'a> Input<'a> {
-    /// Values of all tokens.
+    /// Number of values of all tokens.
     pub fn len(&self) -> usize {
         match self {
             Input::Values(values) => values.len(),
@@ -44,7 +44,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Its values in bf16.
+    /// The values in bf16, computed if necessary.
     pub fn values(self, stream: &Stream) -> Result<View<'a, bf16>, DriverError> {
         let place = 0..self.len();
         match self {
@@ -60,7 +60,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Rounds it to 8 bits: the same codes whether or not it is there.
+    /// Rounds the input to 8 bits. The codes are the same whether or not the input was computed before.
     pub fn quantize(self, stream: &Stream, out: QuantizedMut<'_>) -> Result<(), DriverError> {
         match self {
             Input::Values(values) => ops::quantize_tokens(stream, values, out),

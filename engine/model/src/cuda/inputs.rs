@@ -1,4 +1,4 @@
-//! Inputs of products as their matrices want them.
+//! Products with weight matrices: chooses the kernel, and brings the input into the form that it reads.
 
 use std::sync::Arc;
 
@@ -14,37 +14,38 @@ use super::input::Input;
 use super::weights::{CudaWeights, GatedWeights};
 use crate::config::DecoderConfig;
 
-/// Room for them: one input at a time.
+/// Buffers for one input at a time.
 #[derive(Debug)]
 pub(super) struct InputRoom {
-    /// For matrices whose columns have an order of their own (`desc_act`), and for experts of many tokens, whose inputs lie side by
-    /// side, or the gates and ups that they give.
+    /// For matrices with columns in another order (`desc_act`), and for experts with many tokens, whose inputs are
+    /// copied side by side, or whose gates and ups are stored here.
     sorted: Memory<bf16>,
-    /// For matrices of 8 bits, where inputs are rounded to as many (W8A8), and for those of a GGUF file, where these are.
+    /// Codes of rounded inputs: of 8 bits for matrices of 8 bits (W8A8), and in blocks of 32 for integers of GGUF
+    /// files.
     codes: Memory<u8>,
-    /// Of each token's codes, or of each 32 of them with their sums.
+    /// Scales of the codes: one for each token, or for each block of 32 with the sum of the block.
     scales: Memory<f32>,
     choices: ProductChoices,
-    /// The library with its room; none where there is none, or nothing for it to do.
+    /// The product library with its workspace; `None` if the machine has none or no matrix can use it.
     library: Option<ProductLibrary>,
 }
 
-/// How inputs are multiplied, where that is a choice.
+/// Options of products.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProductChoices {
-    /// Whether they are rounded to 8 bits for matrices that have as many.
+    /// Whether inputs are rounded to 8 bits, with a scale for each token, for matrices of 8 bits (W8A8).
     pub rounds_activations: bool,
-    /// Whether they are for a GGUF file's integers, in blocks of 32.
+    /// Whether inputs are rounded to int8 in blocks of 32 for the integers of GGUF files.
     pub int8_activations: bool,
-    /// Whether sums may have another order where there are many tokens: a token's products then depend on what else is
-    /// multiplied.
+    /// Whether sums may be computed in another order if there are many tokens. Then the products of a token depend on
+    /// how many tokens are in the step.
     pub allows_reordering: bool,
-    /// What the machine has for many tokens with matrices in bf16, where they may.
+    /// The machine's library for products of many tokens with bf16 matrices, if it may be used.
     pub library: Option<Arc<dyn Products>>,
 }
 
 impl InputRoom {
-    /// For steps of up to `tokens` tokens.
+    /// Allocates buffers for steps of up to `tokens` tokens.
     pub fn new(
         device: &Device,
         config: &DecoderConfig,
@@ -63,7 +64,7 @@ impl InputRoom {
         })
     }
 
-    /// Bytes of it.
+    /// Bytes of the buffers.
     pub fn bytes(
         facts: &DeviceFacts,
         config: &DecoderConfig,
@@ -75,10 +76,10 @@ impl InputRoom {
         (2 * sorted + codes + 4 * scales + library) as u64
     }
 
-    /// `out[t] = matrix · input[t]` of a layer's matrix.
+    /// `out[t] = matrix · input[t]`, with a matrix of a layer.
     ///
     /// # Panics
-    /// When a product is to gate that does not ([`InputRoom::gates`]).
+    /// If the output is gated and the kernel does not gate ([`InputRoom::gates`]).
     pub fn multiply(
         &mut self,
         stream: &Stream,
@@ -97,7 +98,8 @@ impl InputRoom {
         }
     }
 
-    /// Whether the product of so many tokens with a matrix of gates and ups by eights also gates them.
+    /// Whether the product of so many tokens with a matrix of gates and ups, in groups of eight rows, applies the gates
+    /// too.
     pub fn gates(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
         matches!(
             self.kernel(facts, matrix, tokens),
@@ -119,7 +121,7 @@ impl InputRoom {
         }
     }
 
-    /// By the machine's library, where it has one for this, or by our own kernels.
+    /// Multiplies by the machine's library if it supports the product, else by our kernels.
     fn multiply_reordered(
         &mut self,
         stream: &Stream,
@@ -138,7 +140,8 @@ impl InputRoom {
         }
     }
 
-    /// The same of the matrix that makes logits, whose inputs are never rounded by token, nor widely multiplied.
+    /// `out[t] = matrix · input[t]`, with the matrix that makes logits. Its inputs are not rounded by token, and its
+    /// sums keep their order.
     pub fn multiply_head(
         &mut self,
         stream: &Stream,
@@ -168,12 +171,13 @@ impl InputRoom {
         ops::linear_rounded(stream, matrix, input, &rounded, out)
     }
 
-    /// How its matrices are multiplied.
+    /// The options of products.
     pub fn choices(&self) -> &ProductChoices {
         &self.choices
     }
 
-    /// What experts give whose inputs are rounded ([`ExpertKernel::RoundedByToken`]): a row for each token and expert.
+    /// The outputs of experts whose inputs are rounded ([`ExpertKernel::RoundedByToken`]): a row for each token and
+    /// expert.
     pub fn multiply_experts_rounded(
         &mut self,
         stream: &Stream,
@@ -197,7 +201,7 @@ impl InputRoom {
         ops::linear_experts_w8a8(stream, down, routes, &quantized, Output::Bf16(given))
     }
 
-    /// `out[place] = matrix of the place's expert · input`, as the routes' tiles were chosen.
+    /// `out[row] = matrix of the row's expert · input`, with the tiles that the routes were made for.
     pub fn multiply_experts(
         &mut self,
         stream: &Stream,
@@ -228,7 +232,7 @@ impl InputRoom {
     }
 }
 
-/// So many rows of values in 8 bits, as `quantize` leaves them in the room.
+/// Rows of values in 8 bits, as `quantize` writes them to the buffers.
 fn quantized<'a>(
     codes: &'a mut Memory<u8>,
     scales: &'a mut Memory<f32>,
@@ -242,12 +246,12 @@ fn quantized<'a>(
 }
 
 impl ProductChoices {
-    /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
+    /// The library for bf16 matrices, if there are such matrices and the machine has one.
     fn library_for(&self, weights: &CudaWeights) -> Option<&Arc<dyn Products>> {
         self.library.as_ref().filter(|_| weights.layer_matrices().any(Matrix::is_bf16))
     }
 
-    /// How the experts of so many tokens are multiplied.
+    /// The kernel for the experts of so many tokens.
     pub fn expert_kernel(
         &self,
         facts: &DeviceFacts,
@@ -268,31 +272,32 @@ impl ProductChoices {
     }
 }
 
-/// How experts are multiplied.
+/// The kernel of a product with experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExpertKernel {
-    /// With sums in the order that they always have.
+    /// Sums in a fixed order.
     InOrder,
-    /// With sums in another order.
+    /// Sums in another order, for many tokens.
     Reordered,
-    /// So, too, and with what they multiply rounded to codes as they have them.
+    /// As `Reordered`, with the input of each token rounded to the code of the matrix.
     RoundedByToken(EightBits),
 }
 
-/// How an input is multiplied.
+/// The kernel of a product with a matrix.
 enum ProductKernel {
-    /// In the order of the matrix's columns.
+    /// The input is put in the order of the matrix's columns (`desc_act`).
     ActOrder,
-    /// Rounded to codes as the matrix has them.
+    /// The input of each token is rounded to the code of the matrix.
     RoundedByToken(EightBits),
-    /// Rounded to bytes, with a scale for each 32.
+    /// The input is rounded to int8 in blocks of 32 with a scale each.
     Int8Blocks,
-    /// With sums in another order.
+    /// Sums in another order, for many tokens.
     Reordered,
+    /// Sums in a fixed order.
     InOrder,
 }
 
-/// Values of the buffers.
+/// Lengths of the buffers, in values.
 #[derive(Default)]
 struct Lengths {
     sorted: usize,
@@ -334,8 +339,8 @@ impl Lengths {
     }
 }
 
-/// Those of the inputs of experts by warpgroups, where a step of so many tokens has such: of rounded ones the gates and ups lie where
-/// others' inputs do.
+/// The lengths that experts need in a step of so many tokens. With rounded inputs, gates and ups are stored where other
+/// kernels store inputs.
 fn by_expert(
     facts: &DeviceFacts,
     config: &DecoderConfig,

@@ -1,4 +1,4 @@
-//! A model whose weights are on GPUs: what they leave is divided, and steps run.
+//! A model with its weights on GPUs, which then divides the rest of their memory and starts to run.
 
 use std::iter;
 
@@ -26,82 +26,83 @@ use crate::ranks::Ranks;
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 
-// What a windowed group keeps is enough for this device's attention.
+// A windowed group keeps enough keys for the tiles of this device's attention.
 const _: () = assert!(PAGE_TOKENS <= READ_TILE_TOKENS as usize);
 
-/// A model, or a stage of one, whose weights are on devices.
+/// A model, or a stage of one, with its weights on devices.
 pub struct CudaModel {
-    /// Of the whole model.
+    /// Configuration of the whole model.
     pub(super) config: DecoderConfig,
     pub(super) stage: Stage,
-    /// In the order of ranks.
+    /// The parts of the ranks, in order.
     pub(super) ranks: Vec<LoadedPart>,
-    /// How they come to what the others hold.
+    /// How ranks read each other's memory.
     pub(super) ground: Ground,
     pub(super) weight_type: &'static str,
-    /// How the cache holds keys and values.
+    /// The type of the KV cache.
     pub(super) pages: PageType,
     pub(super) options: LoadOptions,
 }
 
-/// A model, running on devices.
+/// A model that runs on devices.
 pub struct LoadedCuda<E = CudaExecutor> {
     /// Computes steps.
     pub executor: E,
-    /// What the model is.
+    /// The shape of the model.
     pub shape: ModelShape,
-    /// What each rank takes of its device's memory.
+    /// The memory that each rank takes of its device.
     pub ledgers: Vec<Ledger>,
-    /// The type of most of its weights in the file, as `q4_1`.
+    /// The weight format of most weights in the file, as `q4_1`.
     pub weight_type: &'static str,
 }
 
 impl<E> LoadedCuda<E> {
-    /// What all ranks take together.
+    /// The memory that all ranks take together.
     pub fn ledger(&self) -> Ledger {
         self.ledgers.iter().copied().sum()
     }
 }
 
 impl CudaModel {
-    /// Takes weights in, a layer at a time, on the first of `devices`: one for each rank. The file is not needed afterwards.
+    /// Loads weights, a layer at a time, to the first of `devices`, one for each rank. The file is not needed after
+    /// that.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions, devices: &[Device]) -> Result<CudaModel, LoadError> {
         CudaPlan::read(checkpoint, options, devices, |_| Ok(Stage::WHOLE))?.load()
     }
 
-    /// What the model is, or of a stage what its layers are; its weights' bytes are those on the devices.
+    /// The shape of the model, or of the layers of a stage, with the bytes of the weights on the devices.
     pub fn shape(&self) -> ModelShape {
         let whole = self.config.shape(self.ranks.iter().map(|rank| rank.weight_bytes()).sum());
         let layers = self.stage.layers(whole.layers).len() as u32;
-        // A stage keeps everything in all layers.
+        // In a stage all layers have full K and V.
         ModelShape { layers, windowed: whole.windowed.filter(|_| self.stage == Stage::WHOLE), ..whole }
     }
 
-    /// Ranks that hold each key and value head.
+    /// Number of ranks that store each key and value head.
     pub fn kv_copies(&self) -> u32 {
         kv_copies(&self.shape(), self.ranks.len() as u32)
     }
 
-    /// How ranks come to what the others compute.
+    /// How ranks read each other's memory.
     pub fn ground(&self) -> &Ground {
         &self.ground
     }
 
-    /// What the machine has for large products, by name, or why our kernels make them; none where a token's bits may not depend
-    /// on it, and where no matrix is for it.
+    /// The name of the machine's library for large products, or why our kernels compute them. `None` if products must
+    /// not depend on other tokens, or no matrix can use a library.
     pub fn products(&self) -> Option<Result<String, String>> {
         let LoadedPart { products, part, .. } = &self.ranks[0];
         let found = products.as_ref().filter(|_| part.weights.layer_matrices().any(Matrix::is_bf16))?;
         Some(found.as_ref().map(|products| products.name()).map_err(ToString::to_string))
     }
 
-    /// Bytes that are free beside the weights and what steps need, for keys and values of all ranks: as many on each device
-    /// as on the one that has fewest.
+    /// Bytes that are free for K and V of all ranks, beside the weights and what steps need. Each device counts as the
+    /// one with the fewest free bytes.
     pub fn free_bytes(&self) -> Result<u64, LoadError> {
         let free = self.ranks.iter().map(LoadedPart::free_bytes).collect::<Result<Vec<u64>, _>>();
         let free = free.map_err(CudaError::from)?;
         let together = |least: u64| least * self.ranks.len() as u64;
-        // The longest sequence is not known yet; longer ones take more.
+        // The longest sequence is not known yet. The estimate is on the safe side: longer ones take more.
         let geometry = self.geometry(KvBudget::Bytes(together(free.iter().copied().min().unwrap_or(0))))?;
         let left = self.ranks.iter().zip(free).map(|(rank, free)| {
             let workspace = rank.workspace_bytes(&geometry, self.exchanged(rank, &geometry));
@@ -110,7 +111,7 @@ impl CudaModel {
         Ok(together(left.min().unwrap_or(0)))
     }
 
-    /// Divides the rest of the memory and starts to run.
+    /// Divides the rest of the memory, and starts to run.
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<LoadedCuda, LoadError> {
         let geometry = self.geometry(kv)?;
         let (shape, weight_type, ledgers) = (self.shape(), self.weight_type, self.ledgers(&geometry));
@@ -120,13 +121,13 @@ impl CudaModel {
         Ok(LoadedCuda { executor, shape, ledgers, weight_type })
     }
 
-    /// What each rank will take.
+    /// The memory that each rank will take.
     pub(super) fn ledgers(&self, geometry: &Geometry) -> Vec<Ledger> {
         let ledger = |rank: &LoadedPart| rank.ledger(geometry, self.pages, self.exchanged(rank, geometry));
         self.ranks.iter().map(ledger).collect()
     }
 
-    /// The ranks, driven as one.
+    /// Starts the ranks, as one decoder.
     pub(super) fn decoder(self, geometry: &Geometry, replay: Replay) -> Result<CudaDecoder, LoadError> {
         let (exchange, pages) = (self.exchange(geometry), self.pages);
         let parts = self.ranks.into_iter().map(|rank| rank.part).collect();
@@ -140,12 +141,12 @@ impl CudaModel {
         self.shapes().iter().map(bytes).sum()
     }
 
-    /// The sizes that come of a budget for keys and values.
+    /// The geometry for a KV budget.
     pub(super) fn geometry(&self, kv: KvBudget) -> Result<Geometry, SizeError> {
         self.geometry_in(self.groups(), kv)
     }
 
-    /// The same where layers are in these groups.
+    /// The geometry for a KV budget, with these groups of layers.
     pub(super) fn geometry_in(&self, groups: KvGroups, kv: KvBudget) -> Result<Geometry, SizeError> {
         let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
         Ok(Sizes::decide(&self.shapes(), self.config.rotary_dims(), groups, &options)?.geometry)
@@ -154,19 +155,19 @@ impl CudaModel {
     fn groups(&self) -> KvGroups {
         match self.stage {
             Stage::WHOLE => self.options.kv_groups(&self.shape()),
-            // A stage's layers are not those of another, whose groups would be others.
+            // Stages have different layers, so they would have different groups.
             _ => KvGroups::undivided(&self.config.shape(0)),
         }
     }
 
-    /// The ranks' parts.
+    /// The shapes of the ranks' parts.
     fn shapes(&self) -> Vec<ModelShape> {
         let windowed = self.shape().windowed;
         let part = |part: &RankPart| ModelShape { windowed, ..part.config.shape(weights::bytes(&part.weights)) };
         self.ranks.iter().map(|rank| part(&rank.part)).collect()
     }
 
-    /// Bytes of what a rank's device has for the others.
+    /// Bytes of a rank's buffers that other ranks read.
     fn exchanged(&self, rank: &LoadedPart, geometry: &Geometry) -> u64 {
         match self.ranks.len() {
             1 => 0,

@@ -1,4 +1,4 @@
-//! A rank's part of a model, or a stage's, whose weights are on its device.
+//! A rank's part of a model or stage, with its weights on its device.
 
 use std::sync::Arc;
 
@@ -26,24 +26,25 @@ use crate::weights::Manifest;
 use crate::weights::part::Parts;
 use crate::weights::quantization::Quantization;
 
-/// Bytes of each of the two buffers that weights go through: a copy of so many takes a fraction of a millisecond, which is long beside
-/// issuing it.
+/// Size of each of the two upload buffers, in bytes. A copy of this size takes a fraction of a millisecond, much longer
+/// than issuing it.
 const UPLOAD_BYTES: usize = 16 << 20;
 
-/// The part.
+/// A rank's part.
 pub(super) struct LoadedPart {
     pub shard: Shard,
     pub part: RankPart,
-    /// What the machine has for large products, or why nothing; none where a token's bits may not depend on it.
+    /// The machine's library for large products, or why there is none; `None` if products must not depend on other
+    /// tokens.
     pub products: Option<Result<Arc<dyn Products>, DriverError>>,
-    /// What it may take of its device's memory.
+    /// The share of its device's memory that it may take.
     share: MemoryShare,
-    /// What of it is another's, which comes later.
+    /// Bytes of the share that are reserved for a model that is loaded later.
     reserved_bytes: u64,
 }
 
 impl LoadedPart {
-    /// Takes in what a rank holds of a stage, a layer at a time.
+    /// Loads a rank's part of a stage, a layer at a time.
     pub fn load(
         manifest: &Manifest<'_>,
         config: &DecoderConfig,
@@ -73,19 +74,19 @@ impl LoadedPart {
         Ok(LoadedPart { shard, part, products, share, reserved_bytes })
     }
 
-    /// Bytes of its weights.
+    /// Bytes of the weights.
     pub fn weight_bytes(&self) -> u64 {
         weights::bytes(&self.part.weights)
     }
 
-    /// Bytes that are free on its device, as far as it may take them.
+    /// Bytes that are free on its device, within its share.
     pub fn free_bytes(&self) -> Result<u64, DriverError> {
         let memory = self.part.device.driver().memory()?;
         let left = self.share.of(memory.total_bytes as u64).saturating_sub(self.weight_bytes());
         Ok(left.min(memory.free_bytes as u64).saturating_sub(self.reserved_bytes))
     }
 
-    /// What it takes of its device's memory; `exchanged` is what it has for other ranks.
+    /// The memory that it takes of its device; `exchanged` are the bytes of the buffers that other ranks read.
     pub fn ledger(&self, geometry: &Geometry, pages: PageType, exchanged: u64) -> Ledger {
         Ledger {
             weights: self.weight_bytes(),
@@ -95,7 +96,7 @@ impl LoadedPart {
         }
     }
 
-    /// What steps take, with what ranks exchange.
+    /// Bytes of the buffers of steps, and of the buffers that other ranks read.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
         let RankPart { device, config, weights, choices, .. } = &self.part;
         let inputs = InputRoom::bytes(device.facts(), config, (weights, choices), geometry.max_step_tokens as usize);
@@ -103,7 +104,8 @@ impl LoadedPart {
     }
 }
 
-/// Activations, of which inputs in another form are so many bytes, the step's numbers and draws, and the rotary table.
+/// Bytes of the buffers of steps: activations, of which `inputs` bytes are inputs in other forms, metadata, draws, and
+/// the rotary table.
 pub(super) fn step_bytes(config: &DecoderConfig, has_head: bool, inputs: u64, geometry: &Geometry) -> u64 {
     let sizes = step_sizes(config, has_head, geometry);
     let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;

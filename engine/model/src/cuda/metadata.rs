@@ -1,9 +1,9 @@
-//! What kernels read of a step besides activations: tokens, positions and places. One copy brings them, to addresses that are the
-//! same for steps of the same counts, so that captured graphs read them too.
+//! The metadata of a step, which kernels read beside activations: tokens, positions and slots. One copy brings it to
+//! the device, to addresses that are the same for all steps of the same counts, so that captured graphs read it too.
 //!
-//! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone. A token and the draft tokens
-//! behind it, where these do not branch and there is room for those of all sequences, are a row each: so they are computed as they
-//! would be one after the other, and by the same graphs.
+//! Rows of one token come before rows of several; the attention of a row depends on its own tokens alone. A token and
+//! its draft tokens become a row each if they do not branch and there is room for those of all sequences: then they are
+//! computed as they would be one after the other, and by the same graphs.
 
 use std::iter;
 use std::ops::Range;
@@ -17,20 +17,20 @@ use super::graphs::GraphSize;
 use super::words::Words;
 use crate::batch::{Batch, BatchRow};
 
-/// Sizes of the arrays.
+/// Bounds of the arrays.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepSizes {
     /// Most tokens of a step.
     pub tokens: usize,
-    /// Most rows of a step: sequences, or draft tokens among rows of one token.
+    /// Most rows of a step: sequences, and draft tokens that are rows of one token.
     pub rows: usize,
     /// Most tokens that get logits.
     pub logits: usize,
-    /// Longest sequence, tokens.
+    /// Longest sequence, in tokens.
     pub longest: usize,
-    /// The page that padded rows write to.
+    /// The page that padding rows write to.
     pub trash_page: u32,
-    /// Groups of layers, each with slots and tables of its own.
+    /// Number of groups of layers, each with its own slots and block tables.
     pub groups: usize,
     /// The decoder's heads.
     pub heads: Heads,
@@ -47,23 +47,23 @@ impl StepSizes {
         splits(self.longest)
     }
 
-    /// Keys of a sequence that the tables and splits of a step have room for, where none has more than so many: few lengths, so
-    /// that few graphs are captured, and no more than four times what is needed, as splits that a sequence lacks are blocks that
-    /// begin for nothing, and every page of a table is copied.
+    /// Number of keys for which the tables and splits of a step have room, if no sequence has more than `keys`. There
+    /// are few such numbers, so that few graphs are captured; and it is at most four times `keys`, because the thread
+    /// blocks of splits beyond a sequence's end start for nothing, and every page of a table is copied.
     pub fn reach(&self, keys: usize) -> usize {
         self.reaches().find(|&reach| reach >= keys).unwrap_or(self.longest)
     }
 
-    /// All of these, the shortest first.
+    /// All values of [`StepSizes::reach`], ascending.
     pub fn reaches(&self) -> impl Iterator<Item = usize> {
         let longest = self.longest;
         let shorter = iter::successors(Some(SHORTEST_REACH), |reach| reach.checked_mul(4));
         shorter.take_while(move |&reach| reach < longest).chain([longest])
     }
 
-    /// Tiles of rows of one kind.
+    /// Most tiles of rows of one kind.
     fn tiles(&self) -> usize {
-        // Every row's last tile may be shorter.
+        // The last tile of every row may be partly filled.
         let queries = self.tokens * (self.heads.heads / self.heads.kv_heads);
         queries.div_ceil(PREFILL_TILE_ROWS) + self.rows
     }
@@ -83,82 +83,83 @@ impl StepSizes {
     }
 }
 
-/// The smallest [`StepSizes::reach`]: sequences that have splits of one size.
+/// The smallest [`StepSizes::reach`]: up to this length splits have the same size.
 const SHORTEST_REACH: usize = 2048;
 
-/// How much of the arrays a step uses.
+/// Lengths of a step's arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepCounts {
-    /// Keys of a sequence that there is room for.
+    /// Number of keys for which tables and splits have room.
     pub reach: usize,
-    /// Tokens, those of padded rows included.
+    /// Tokens, padding included.
     pub tokens: usize,
     /// Tokens that get logits.
     pub logits: usize,
-    /// Rows of one token, padded ones included.
+    /// Rows of one token, padding included.
     pub decodes: usize,
-    /// Tiles of those without branches.
+    /// Tiles of rows of several tokens that do not branch.
     pub tiles: usize,
-    /// Tiles of those whose draft tokens branch.
+    /// Tiles of rows whose draft tokens branch.
     pub branching_tiles: usize,
 }
 
-/// Where a step's arrays lie: in steps of the same counts at the same places, so that a graph finds them.
+/// The ranges of a step's arrays in the buffer. They are the same for steps of the same counts, so that a graph finds
+/// them.
 #[derive(Debug, Default)]
 struct ArrayRanges {
     tokens: Range<usize>,
     positions: Range<usize>,
-    /// Where each token's key goes, by group.
+    /// The slot of each token, by group.
     slots: Vec<Range<usize>>,
     decodes: DecodeRanges,
     chunks: ChunkRanges,
     tiles: TileRanges,
-    /// Of rows whose draft tokens branch.
+    /// Tiles of rows whose draft tokens branch.
     branching: TileRanges,
-    /// Which of the last keys each token sees, as bits; of steps in which draft tokens branch.
+    /// Which of the last keys each token sees, as bits; empty if no draft tokens branch.
     seen: Range<usize>,
     logit_tokens: Range<usize>,
 }
 
-/// Of rows of one token.
+/// The arrays of rows of one token.
 #[derive(Debug, Default)]
 struct DecodeRanges {
-    /// Pages of each row, padded, by group.
+    /// Block table of each row, padded, by group.
     tables: Vec<Range<usize>>,
-    /// Leading splits that each row shares with the row before, by group.
+    /// Number of leading splits that each row shares with the row before, by group.
     common: Vec<Range<usize>>,
-    /// Keys of each row after the step.
+    /// Number of keys of each row after the step.
     lengths: Range<usize>,
     tokens: Range<usize>,
 }
 
-/// Of rows of several tokens.
+/// The arrays of rows of several tokens.
 #[derive(Debug, Default)]
 struct ChunkRanges {
-    /// As those of rows of one token.
+    /// Block table of each row, padded, by group.
     tables: Vec<Range<usize>>,
     first_tokens: Range<usize>,
     token_counts: Range<usize>,
     first_positions: Range<usize>,
 }
 
-/// The row and the first place of each tile.
+/// The row of each tile, and the index of its first token in the row.
 #[derive(Debug, Default)]
 struct TileRanges {
     rows: Range<usize>,
     firsts: Range<usize>,
 }
 
-/// The numbers on the device of the step that was uploaded last.
+/// The metadata on the device, of the step that was uploaded last.
 #[derive(Debug)]
 pub(super) struct Metadata {
     sizes: StepSizes,
-    /// One for each step in flight: a copy may still read the other.
+    /// One staging buffer for each step in flight: a copy may still read the other.
     staging: [Pinned<u32>; 2],
     buffer: usize,
     memory: Memory<u32>,
     ranges: ArrayRanges,
-    /// Of the last step.
+    /// The reach of the last step.
     reach: usize,
 }
 
@@ -176,8 +177,8 @@ impl Metadata {
         })
     }
 
-    /// Copies a batch's numbers to the device. A step of one token a row is padded to `decodes` rows: those that the
-    /// batch lacks compute a token that is nobody's.
+    /// Copies the metadata of a batch to the device. A step of rows of one token is padded to `decodes` rows, if given:
+    /// padding rows compute a token of no sequence.
     pub fn upload(
         &mut self,
         batch: &Batch,
@@ -194,7 +195,7 @@ impl Metadata {
         Ok(counts)
     }
 
-    /// Gives each array of a step its place, and the words of all.
+    /// Assigns a range to each array of a step, and returns the words of all.
     fn arrange(&mut self, rows: &Rows) -> (StepCounts, Words) {
         let tiles = rows.tiles(self.sizes.heads);
         let (counts, mut words) = (rows.counts(&tiles), Words::default());
@@ -203,20 +204,20 @@ impl Metadata {
         (counts, words)
     }
 
-    /// Whether all of a batch's tokens are rows of one token, as in every step that a graph is captured for.
+    /// Whether all tokens of a batch become rows of one token, as in every step with a graph.
     pub fn decodes_alone(&self, batch: &Batch) -> bool {
         let decodes = decoding(batch, &self.sizes);
         batch.rows().all(|row| decodes(&row))
     }
 
-    /// Finds the places of a padded step of one token a row, as [`Metadata::upload`] would leave them, without its numbers.
+    /// Assigns the ranges of a padded step of rows of one token, as [`Metadata::upload`] does, without uploading.
     pub fn lay_out(&mut self, size: GraphSize) -> StepCounts {
         let mut rows = Rows { reach: size.reach, ..Rows::empty(&self.sizes) };
         rows.pad(size.bucket, self.sizes.logits > 0, &self.sizes);
         self.arrange(&rows).0
     }
 
-    /// Puts tokens that lie on the device in the places of tokens that were not known.
+    /// Writes tokens that are on the device over the step's tokens from index `at` on.
     pub fn write_tokens(&mut self, at: usize, tokens: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
         let first = self.ranges.tokens.start + at;
         stream.copy(self.memory.slice_mut(first..first + tokens.len()), tokens)
@@ -254,7 +255,7 @@ impl Metadata {
         self.chunks_of(group, &self.ranges.tiles, None)
     }
 
-    /// Those whose draft tokens do.
+    /// Rows whose draft tokens branch.
     pub fn branching(&self, group: usize) -> Chunks<'_> {
         self.chunks_of(group, &self.ranges.branching, Some(self.array(&self.ranges.seen)))
     }
@@ -316,47 +317,47 @@ impl TileRanges {
     }
 }
 
-/// All of the last keys.
+/// A token that sees all of the last keys.
 const ALL_SEEN: u32 = u32::MAX;
 
-/// Which of the last keys up to its own draft token `index` of a row sees, its own the lowest bit: all that come before the draft tokens, and
-/// of these those that `seen` has as bits from the first draft token on.
+/// Which of the last 32 keys draft token `index` of a row sees, as bits; the lowest bit is its own key. It sees all
+/// keys before the draft tokens, and those draft tokens that `seen` has as bits, the lowest bit for the first one.
 fn last_seen(index: usize, seen: u64) -> u32 {
     let of_draft = seen.reverse_bits() >> (u64::BITS as usize - 1 - index);
     (of_draft | u64::MAX << (index + 1)) as u32
 }
 
-/// Tells the rows whose tokens attend as rows of one token: those that have one, and those of a token and draft tokens that do not
-/// branch, if there is room for the draft tokens of all.
+/// Returns a function that says whether the tokens of a row become rows of one token: if it has one token, or consists
+/// of a token and draft tokens that do not branch and there is room for those of all rows.
 fn decoding(batch: &Batch, sizes: &StepSizes) -> impl Fn(&BatchRow<'_>) -> bool + use<> {
     let may = |row: &BatchRow<'_>| row.tokens == 1 + row.draft_tokens && row.seen.is_empty();
     let has_room = batch.rows().filter(may).map(|row| row.tokens).sum::<usize>() <= sizes.rows;
     move |row| may(row) && (row.draft_tokens == 0 || has_room)
 }
 
-/// A batch's numbers, in the order of the arrays.
+/// The arrays of a batch, in order.
 #[derive(Debug, Default)]
 struct Rows {
-    /// Keys of a sequence that tables have room for.
+    /// Number of keys for which tables have room.
     reach: usize,
     tokens: Vec<u32>,
     positions: Vec<u32>,
     seen: Vec<u32>,
-    /// By group.
+    /// One array for each group.
     slots: Vec<Vec<u32>>,
     logit_tokens: Vec<u32>,
     decodes: RowNumbers,
     chunks: RowNumbers,
-    /// Of each of the latter whether its draft tokens branch.
+    /// For each row of `chunks`, whether its draft tokens branch.
     branches: Vec<bool>,
 }
 
-/// The row and the first place of each.
+/// For each tile its row, and the index of its first token in the row.
 type Tiles = Vec<(u32, u32)>;
 
 #[derive(Debug, Default)]
 struct RowNumbers {
-    /// By group.
+    /// One array for each group.
     tables: Vec<Vec<u32>>,
     lengths: Vec<u32>,
     first_tokens: Vec<u32>,
@@ -370,7 +371,7 @@ impl Rows {
         Rows { slots: vec![Vec::new(); sizes.groups], decodes: numbers(), chunks: numbers(), ..Rows::default() }
     }
 
-    /// Rows of one token are in an order in which those that share pages follow one another.
+    /// Makes the arrays of a batch. Rows of one token are sorted so that rows that share pages are neighbours.
     fn of<'a>(batch: &'a Batch, sizes: &StepSizes) -> Rows {
         let keys = batch.rows().map(|row| row.first_position as usize + row.tokens).max().unwrap_or(0);
         let mut rows = Rows {
@@ -405,7 +406,7 @@ impl Rows {
         rows
     }
 
-    /// Tiles of rows of several tokens: of those that do not branch, and of those whose draft tokens do.
+    /// Tiles of the rows of several tokens that do not branch, and of those that do.
     fn tiles(&self, heads: Heads) -> [Tiles; 2] {
         match self.branches[..] {
             [] => [Tiles::new(), Tiles::new()],
@@ -458,7 +459,7 @@ impl RowNumbers {
         self.first_positions.push(row.first_position);
     }
 
-    /// Leading splits that each row has in common with the row before, by group.
+    /// Number of leading splits that each row has in common with the row before, by group.
     fn common(&self, heads: Heads) -> Vec<Vec<u32>> {
         self.tables.iter().map(|table| shared_splits(heads, &self.lengths, table)).collect()
     }
@@ -482,7 +483,8 @@ mod tests {
         heads: Heads { heads: 4, kv_heads: 2, dim: 64 },
     };
 
-    /// A batch of rows of so many tokens that end at a length, with their blocks of two groups of layers.
+    /// A batch of rows, each given by its number of tokens, the length of its sequence, and its blocks in two groups of
+    /// layers.
     fn batch(rows: &[(usize, u32, &[u32])]) -> Batch {
         let mut batch = Batch::default();
         for (tokens, length, blocks) in rows {
@@ -499,7 +501,7 @@ mod tests {
                 (1, 130, &[5, 6, 7, 15, 16, 17]),
                 (2, 140, &[5, 6, 9, 15, 16, 19]),
                 (1, 131, &[1, 2, 3, 11, 12, 13]),
-                // The same pages of the first group of layers alone.
+                // This row shares pages with the first row in the first group of layers only.
                 (1, 132, &[5, 6, 8, 25, 26, 28]),
                 (1, 133, &[1, 2, 4, 11, 12, 14]),
             ]),
@@ -545,7 +547,7 @@ mod tests {
         assert_eq!((rows.decodes.lengths, rows.chunks.lengths), (vec![64], vec![30, 66]));
     }
 
-    /// Two branches of which one forks again, beside a prompt.
+    /// Two branches, one of which forks again, beside a prompt.
     #[test]
     fn branching_draft_tokens_have_tiles_and_bits_of_their_own() {
         let mut draft = DraftTree::default();

@@ -1,4 +1,4 @@
-//! Keys and values of accepted draft tokens, on their way to the places behind the tokens that they follow.
+//! Moves K and V of accepted draft tokens to the slots after the tokens that they follow.
 
 use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::ops::PAGE_TOKENS;
@@ -8,11 +8,11 @@ use super::cache::Cache;
 use super::metadata::StepSizes;
 use crate::decoder::TokenMove;
 
-/// Room for the moves of a step: from where, and to where.
+/// A buffer for the moves of a step: pairs of source and target slots.
 #[derive(Debug)]
 pub(super) struct MoveBuffer {
     staging: Pinned<u32>,
-    /// Marks the end of its copy.
+    /// Signals the end of the copy to the device.
     copied: Event,
     memory: Memory<u32>,
 }
@@ -28,10 +28,10 @@ impl MoveBuffer {
         4 * words(sizes) as u64
     }
 
-    /// Issues moves, which are made in order, behind all that was issued before.
+    /// Issues moves, which are made in order, after all issued work.
     pub fn issue(&mut self, moves: &[TokenMove], cache: &mut Cache, stream: &Stream) -> Result<(), DriverError> {
         let slots: Vec<u32> = moves.iter().flat_map(|moved| [moved.from, moved.to].map(slot)).collect();
-        // An earlier copy may still read what is written here.
+        // An earlier copy may still read the buffer.
         self.copied.synchronize()?;
         self.staging.write(0, &slots);
         stream.copy_to_device(self.memory.slice_mut(0..slots.len()), &self.staging, 0)?;
@@ -40,7 +40,7 @@ impl MoveBuffer {
     }
 }
 
-/// No more draft tokens hold than a step has tokens, and each moves in every group of layers.
+/// At most all tokens of a step move, each in every group of layers.
 fn words(sizes: &StepSizes) -> usize {
     2 * sizes.groups * sizes.tokens
 }

@@ -1,4 +1,5 @@
-//! The stages of a pipeline on GPUs, one node each. What crosses between nodes goes through the host, and the host draws.
+//! Pipeline stages on the GPUs of several nodes, one stage a node. Activations go through host memory, and the host
+//! samples.
 
 use std::time::Duration;
 
@@ -18,17 +19,18 @@ use crate::pipeline::{Gathering, Peer, Worker};
 use crate::sizes::{KvBudget, LoadOptions};
 use crate::step::StepRunner;
 
-/// The node that serves: its weights, those of the last stage, are on devices, and so are the others' on theirs.
+/// The leader: the node that serves and computes the last stage. Its weights are on its devices; the other nodes load
+/// theirs.
 pub struct CudaLeader {
     model: CudaModel,
     earlier: Vec<Peer>,
-    /// The most KV blocks that every other node has room for.
+    /// The number of KV blocks that every other node has room for.
     room_blocks: u32,
     patience: Duration,
 }
 
 impl CudaLeader {
-    /// Has every other stage join, and loads its own as they load theirs.
+    /// Waits for every other stage to join, and loads its own while they load theirs.
     pub fn load(
         checkpoint: &Checkpoint,
         options: &LoadOptions,
@@ -47,7 +49,7 @@ impl CudaLeader {
         Ok(CudaLeader { model, earlier, room_blocks, patience })
     }
 
-    /// What the layers of this node are; its weights' bytes are those on its devices.
+    /// The shape of this node's layers, with the bytes of the weights on its devices.
     pub fn shape(&self) -> ModelShape {
         self.model.shape()
     }
@@ -57,13 +59,14 @@ impl CudaLeader {
         self.model.kv_copies()
     }
 
-    /// Bytes that are free for keys and values of this node, as far as every other node has room for as many blocks.
+    /// Bytes that are free for K and V of this node, limited to as many blocks as every other node has room for.
     pub fn free_bytes(&self) -> Result<u64, LoadError> {
         let elsewhere = self.model.block_bytes().saturating_mul(self.room_blocks.into());
         Ok(self.model.free_bytes()?.min(elsewhere))
     }
 
-    /// Has all nodes divide the rest of their memory, and starts to run. Ledgers are of this node's devices.
+    /// Makes all nodes divide the rest of their memory, and starts to run. The ledgers are those of this node's
+    /// devices.
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<LoadedCuda<CpuExecutor>, LoadError> {
         let CudaLeader { model, mut earlier, patience, .. } = self;
         let (geometry, stages) = (model.geometry(kv)?, model.stage.count);
@@ -77,20 +80,20 @@ impl CudaLeader {
     }
 }
 
-/// A node that does not serve, and whom it works for.
+/// A worker node, and its leader.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
-    /// From 1: it has stage `node_rank - 1`.
+    /// From 1; the node computes stage `node_rank - 1`.
     pub node_rank: u32,
-    /// Nodes there are.
+    /// Number of nodes.
     pub stages: u32,
-    /// Host and port of the one that serves.
+    /// Host and port of the leader.
     pub leader: &'a str,
-    /// How long that may take to be there.
+    /// How long to wait for the leader.
     pub patience: Duration,
 }
 
-/// Computes a stage on devices for the process that leads the pipeline, as long as that wants.
+/// Computes a stage on devices for the leader of the pipeline, until the leader ends.
 pub fn work(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -111,7 +114,8 @@ pub fn work(
     }
 }
 
-/// Loads, says what room is left, and builds what the leader makes of that.
+/// Loads the weights, tells the leader how many blocks there is room for, and builds the decoder with the sizes that
+/// the leader assigns.
 fn build(plan: CudaPlan<'_>, worker: &mut Worker, replay: Replay) -> Result<(CudaDecoder, Geometry), LoadError> {
     let model = plan.load()?;
     let blocks = model.free_bytes()? / model.block_bytes().max(1);

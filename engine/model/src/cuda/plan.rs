@@ -1,4 +1,4 @@
-//! A model, or a stage of one, on its way to GPUs.
+//! Plans the loading of a model, or of a stage of one, to GPUs.
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::shape::ModelShape;
@@ -16,10 +16,10 @@ use crate::pipeline::Join;
 use crate::sharded::ShardedModel;
 use crate::sizes::LoadOptions;
 
-/// A stage of a model that these devices compute.
+/// A stage of a model, and the devices that will compute it.
 pub(super) struct CudaPlan<'a> {
     model: ShardedModel<'a>,
-    /// One for each rank.
+    /// One device for each rank.
     devices: &'a [Device],
     ground: Ground,
     pages: PageType,
@@ -27,7 +27,7 @@ pub(super) struct CudaPlan<'a> {
 }
 
 impl<'a> CudaPlan<'a> {
-    /// Finds and checks every tensor; `stage` says which part of the whole model this is.
+    /// Finds and checks every tensor; `stage` chooses the part of the model.
     pub fn read(
         checkpoint: &'a Checkpoint,
         options: &'a LoadOptions,
@@ -46,12 +46,12 @@ impl<'a> CudaPlan<'a> {
         Ok(CudaPlan { model, devices, ground, pages, options })
     }
 
-    /// How this process presents itself to the other stages.
+    /// The introduction of this process to the other stages.
     pub fn join(&self, node_rank: u32) -> Join {
         self.model.join(node_rank, ("cuda", self.options.choices_on_cuda()))
     }
 
-    /// Takes weights in, a layer at a time.
+    /// Loads the weights, a layer at a time.
     pub fn load(self) -> Result<CudaModel, LoadError> {
         let CudaPlan { model, devices, ground, pages, options } = self;
         let ShardedModel { config, manifest, stage, .. } = &model;
@@ -63,7 +63,7 @@ impl<'a> CudaPlan<'a> {
     }
 }
 
-/// The devices of a group of so many ranks.
+/// The devices of a group of `ranks` ranks.
 fn group_of(devices: &[Device], ranks: u32) -> Result<&[Device], CudaError> {
     devices.get(..ranks as usize).ok_or_else(|| {
         let right = match devices.len() {

@@ -1,4 +1,4 @@
-//! A decoder on one GPU, whole or a rank's part of it: what a step needs of the device besides its kernels.
+//! A rank: a decoder, or its part of one, on one GPU, with everything that steps need besides kernels.
 
 use std::io;
 use std::sync::Arc;
@@ -23,28 +23,28 @@ use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, TokenMove};
 use crate::sampler::{Drawn, RowTask, SampleError};
 
-/// Why nothing crosses to another stage.
+/// Error if a decoder that is not divided into stages is used as a stage.
 const WHOLE: &str = "the decoder has no other stage";
-/// The turn of what is waited for at once: no other is in use then.
+/// The buffer of draws that are waited for at once: no other buffer is in use then.
 const FIRST_BUFFER: usize = 0;
 
 /// A rank's part of a decoder, loaded.
 pub(super) struct RankPart {
     pub device: Device,
-    /// Of the part.
+    /// Configuration of the part.
     pub config: DecoderConfig,
     pub weights: CudaWeights,
-    /// How they are multiplied.
+    /// Options of products with the weights.
     pub choices: ProductChoices,
-    /// Where they lie; none where the device maps no memory.
+    /// The memory region of the weights; `None` if the device does not map memory.
     pub weights_region: Option<Arc<Region>>,
-    /// The first token whose embedding the part holds.
+    /// The first token id whose embedding the part has.
     pub first_token: usize,
 }
 
-/// One GPU's.
+/// A decoder, or a rank's part of one, on one GPU.
 ///
-/// Fields are dropped in their order: graphs name the memory of what follows them.
+/// Fields are dropped in their order, graphs first: they refer to the memory of the fields after them.
 #[derive(Debug)]
 pub struct CudaRank {
     graphs: Graphs,
@@ -53,56 +53,56 @@ pub struct CudaRank {
     replay: Replay,
     pub(super) decoder: Decoder<CudaBackend>,
     draws: Draws,
-    /// Of the steps in flight.
+    /// Changes of logits, one buffer for each step in flight.
     changes: [Changes; 2],
     move_buffer: MoveBuffer,
-    /// Logits on their way to the sampler of the host.
+    /// Host buffer of logits, for the host's sampler.
     logits: Pinned<f32>,
-    /// Absent where no stage comes before or behind.
+    /// `None` unless the decoder is a pipeline stage.
     activation_buffer: Option<ActivationBuffer>,
-    /// Absent where no block leaves the pool.
+    /// `None` without swap space.
     page_room: Option<PageRoom>,
-    /// What is given back for a while, if the device maps memory. Addresses stay, and so do graphs.
+    /// Memory that can be freed for a while. Addresses stay the same, so graphs stay valid.
     regions: Regions,
     stream: Stream,
 }
 
-/// Where a rank's weights lie, and its keys and values; none where the device maps no memory: they stay.
+/// The memory regions of weights and of K and V; `None` if the device does not map memory: then they stay allocated.
 #[derive(Debug)]
 struct Regions {
     weights: Option<Arc<Region>>,
     kv: Option<Arc<Region>>,
 }
 
-/// What may be given back for a while.
+/// Memory that can be freed for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holding {
-    /// Keys and values, with everything in them.
+    /// K and V; their contents are lost.
     Kv,
-    /// Weights, which the host keeps.
+    /// Weights, which the host keeps meanwhile.
     Weights,
 }
 
-/// A step as every rank computes it, up to its logits.
+/// A step up to its logits, as every rank computes it.
 #[derive(Debug)]
 pub(super) struct Step {
     pub batch: Batch,
     pub sampled_inputs: Vec<SampledInput>,
 }
 
-/// A token that an earlier step in flight draws.
+/// An input token that an earlier step in flight samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampledInput {
-    /// Which of the step's tokens it is.
+    /// Index among the tokens of the step.
     pub token: usize,
-    /// The turn of the step that draws it.
+    /// The buffer of the step that samples it.
     pub buffer: usize,
-    /// Which of that one's draws it is.
+    /// Index among the draws of that step.
     pub draw: usize,
 }
 
 impl CudaRank {
-    /// With a place in a group where the part is not all of the decoder.
+    /// Makes a rank. `peer` is its index and link in the group, if the decoder is divided.
     pub(super) fn new(
         part: RankPart,
         peer: Option<(usize, PeerRank)>,
@@ -144,37 +144,37 @@ impl CudaRank {
             },
             regions,
             stream: device.stream()?,
-            // Once all else is there: fields are made in this order.
+            // Measured after everything else is allocated: fields are made in this order.
             graph_room: GraphRoom::of(&device)?,
         })
     }
 
-    /// Values of a token's logits.
+    /// Size of the vocabulary.
     pub(super) fn vocabulary(&self) -> usize {
         self.decoder.backend.config.vocabulary
     }
 
-    /// Graphs captured so far.
+    /// Number of captured graphs.
     pub(super) fn graphs(&self) -> usize {
         self.graphs.count()
     }
 
-    /// As many as there may be.
+    /// Number of sizes that graphs are captured for.
     pub(super) fn most_graphs(&self) -> usize {
         self.graphs.most()
     }
 
-    /// The first size of a step that has none.
+    /// The first size without a graph, if another can be captured.
     pub(super) fn missing_graph(&self) -> Option<GraphSize> {
         self.graphs.missing()
     }
 
-    /// What its device has left for more of them.
+    /// The memory left on its device for graphs.
     pub(super) fn graph_room(&self) -> &GraphRoom {
         &self.graph_room
     }
 
-    /// Captures the graph of a step that has not come yet. Nothing is in flight, and nothing runs.
+    /// Captures the graph of a size before a step needs it. No step is in flight.
     pub(super) fn capture(&mut self, size: GraphSize) -> Result<(), DriverError> {
         self.regions.check("a capture")?;
         let CudaRank { graphs, decoder, stream, .. } = self;
@@ -182,7 +182,7 @@ impl CudaRank {
         graphs.capture(size, || stream.capture(|| decoder.forward(&CudaStep { counts, stream })))
     }
 
-    /// Issues a step, where any of its rows is computed.
+    /// Issues a step, unless its batch is empty.
     pub(super) fn step(&mut self, step: &Step) -> Result<(), DriverError> {
         match step.batch.is_empty() {
             true => Ok(()),
@@ -190,8 +190,8 @@ impl CudaRank {
         }
     }
 
-    /// Issues a step's kernels from what the stage before gave, a row of activations for each token. The step before has
-    /// been waited for.
+    /// Issues a step's kernels from the activations `[tokens, hidden]` of the previous stage. The previous step must
+    /// have ended.
     pub(super) fn issue_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), DriverError> {
         let tokens = self.bucket(batch).unwrap_or(batch.tokens().len());
         let CudaRank { activation_buffer, decoder, stream, .. } = self;
@@ -200,7 +200,7 @@ impl CudaRank {
         self.issue(batch, &[])
     }
 
-    /// What the layers gave for the last step's `tokens` tokens, once it is done.
+    /// The activations `[tokens, hidden]` of the last step, after it has ended.
     pub(super) fn fetch_activations(&self, tokens: usize) -> Result<Vec<f32>, DriverError> {
         match &self.activation_buffer {
             Some(activation_buffer) => activation_buffer.fetch(self.decoder.backend.activations(tokens), &self.stream),
@@ -208,7 +208,7 @@ impl CudaRank {
         }
     }
 
-    /// Issues a step's kernels. The tokens of `sampled_inputs` lie on the device, or will when the kernels run.
+    /// Issues a step's kernels. The tokens of `sampled_inputs` are on the device when the kernels run.
     pub(super) fn issue(&mut self, batch: &Batch, sampled_inputs: &[SampledInput]) -> Result<(), DriverError> {
         self.regions.check("a step")?;
         let bucket = self.bucket(batch);
@@ -231,7 +231,7 @@ impl CudaRank {
         }
     }
 
-    /// The number of rows of one token that a step is padded to where it is replayed.
+    /// The number of rows that a step is padded to for replay; `None` if it is not replayed.
     fn bucket(&self, batch: &Batch) -> Option<usize> {
         let (tokens, logits) = (batch.tokens().len(), batch.logit_tokens().len());
         let has_head = self.decoder.weights.head.is_some();
@@ -240,8 +240,8 @@ impl CudaRank {
         self.buckets.holding(tokens).filter(|_| repeats)
     }
 
-    /// Has the device draw a token from each of the first rows of logits that the last step left, or tell of them, for the step
-    /// of this turn: none that is in flight beside it has the same.
+    /// Draws a token on the device from each of the first rows of logits of the last step, or scores a token. No other
+    /// step in flight may have this buffer.
     pub(super) fn draw(&mut self, buffer: usize, sampling_tasks: &[SamplingTask]) -> Result<(), DriverError> {
         let (rows, vocabulary) = (sampling_tasks.len(), self.vocabulary());
         let CudaRank { changes, draws, decoder, stream, .. } = self;
@@ -252,29 +252,29 @@ impl CudaRank {
         draws.draw(buffer, &sampler::draws(sampling_tasks), decoder.backend.logits(rows), vocabulary, stream)
     }
 
-    /// Waits for the step of this turn.
+    /// Waits for the step with this buffer.
     pub(super) fn wait(&self, buffer: usize) -> Result<(), DriverError> {
         self.draws.wait(buffer)
     }
 
-    /// The tokens that the step of this turn drew; it has been waited for.
+    /// The tokens of the step with this buffer, after [`wait`](Self::wait).
     pub(super) fn drawn(&self, buffer: usize, rows: usize) -> Vec<Drawn> {
         self.draws.drawn(buffer, rows)
     }
 
-    /// Waits for all that was issued.
+    /// Waits for all issued work.
     pub(super) fn synchronize_stream(&self) -> Result<(), DriverError> {
         self.stream.synchronize()
     }
 
-    /// Draws from the first rows of logits that the last step left, or tells of them. No step may be in flight whose draws have
-    /// not been read.
+    /// Draws from the first rows of logits of the last step, or scores, and waits. The draws of all steps in flight
+    /// must have been read.
     pub(super) fn draw_and_wait(
         &mut self,
         tasks: &[RowTask<'_>],
     ) -> Result<Vec<Result<Drawn, SampleError>>, DriverError> {
         if tasks.is_empty() {
-            // Also without logits: the step's numbers may be written over once this returns.
+            // Wait also without logits: the caller may overwrite the step's metadata after this.
             return self.stream.synchronize().map(|()| Vec::new());
         }
         let sampling_tasks = sampler::sampling_tasks(tasks, self.vocabulary());
@@ -288,7 +288,7 @@ impl CudaRank {
         rows.map(|(row, ((task, sampling_task), drawn))| self.read(row, task, sampling_task, drawn)).collect()
     }
 
-    /// What came of a row; `drawn` is what the device gave.
+    /// The result of a row; `drawn` is what the device drew.
     fn read(
         &self,
         row: usize,
@@ -300,7 +300,7 @@ impl CudaRank {
             (SamplingTask::OnHost, _) => Ok(self.sample_on_host(row, task)),
             (SamplingTask::OnDevice(_), ops::ALL_BANNED) => Ok(Err(SampleError::AllBanned)),
             (SamplingTask::OnDevice(_), ops::NOT_FINITE) => {
-                // The host says which token's logit it is.
+                // The host's sampler finds the token whose logit is not finite.
                 self.copy_logits(row)?;
                 self.stream.synchronize()?;
                 Ok(self.sample_on_host(row, task))
@@ -314,25 +314,25 @@ impl CudaRank {
         crate::sampler::sample(&mut logits, task)
     }
 
-    /// Has a row of logits copied to the host.
+    /// Copies a row of logits to the host.
     fn copy_logits(&self, row: usize) -> Result<(), DriverError> {
         let place = row * self.vocabulary()..(row + 1) * self.vocabulary();
         self.stream.copy_to_host(&self.logits, place.start, self.decoder.backend.logits(row + 1).slice(place))
     }
 
-    /// The first rows of logits that the last step left, one after the other, once it is done.
+    /// The first rows of logits of the last step, concatenated, after it has ended.
     pub(super) fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
         (0..rows).try_for_each(|row| self.copy_logits(row))?;
         self.stream.synchronize()?;
         Ok(self.logits.read(0..rows * self.vocabulary()))
     }
 
-    /// The region of the weights.
+    /// The memory region of the weights.
     pub(super) fn weights_region(&self) -> Option<&Arc<Region>> {
         self.regions.weights.as_ref()
     }
 
-    /// Takes memory, or gives it back.
+    /// Allocates memory if `held`, else frees it.
     pub(super) fn hold(&mut self, what: Holding, held: bool) -> Result<(), DriverError> {
         self.stream.synchronize()?;
         if !held {
@@ -341,20 +341,20 @@ impl CudaRank {
         self.regions.hold(what, held)
     }
 
-    /// Copies keys and values of a block.
+    /// Copies K and V of a block.
     pub(super) fn copy_page(&mut self, from: BlockId, to: BlockId) -> Result<(), DriverError> {
         self.regions.check("a copy")?;
         self.decoder.backend.cache.copy(from.0 as usize, to.0 as usize, &self.stream)
     }
 
-    /// Gives `store` keys and values of a block, once all steps that write them are done.
+    /// Calls `store` with K and V of a block, after all steps that write them.
     pub(super) fn with_block(&self, block: BlockId, store: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
         self.regions.check("a copy").map_err(io::Error::other)?;
         let room = self.page_room()?;
         store(&room.fetch(&self.decoder.backend.cache, block.0 as usize, &self.stream).map_err(io::Error::other)?)
     }
 
-    /// Overwrites keys and values of a block with what `load` gives, before any later step reads them.
+    /// Overwrites K and V of a block with the bytes that `load` writes, before any later step reads them.
     pub(super) fn fill_block(
         &mut self,
         block: BlockId,
@@ -372,7 +372,7 @@ impl CudaRank {
         self.page_room.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "there is no swap space"))
     }
 
-    /// Moves keys and values of tokens, in order, behind the steps that were issued.
+    /// Moves K and V of tokens, in order, after all issued steps.
     pub(super) fn issue_moves(&mut self, moves: &[TokenMove]) -> Result<(), DriverError> {
         self.regions.check("a move")?;
         let CudaRank { move_buffer, decoder, stream, .. } = self;
@@ -398,7 +398,7 @@ impl Regions {
         }
     }
 
-    /// Refuses what needs memory that was given back.
+    /// Fails if memory that a call needs was freed.
     fn check(&self, call: &'static str) -> Result<(), DriverError> {
         match self.kv.iter().chain(&self.weights).all(|region| region.is_held()) {
             true => Ok(()),
@@ -407,7 +407,7 @@ impl Regions {
     }
 }
 
-/// Feeds of neighbours as one copy each: the first, and how many follow one another.
+/// Groups sampled inputs that one copy can write: the first of each run, and the length of the run.
 fn runs(sampled_inputs: &[SampledInput]) -> Vec<(SampledInput, usize)> {
     let mut runs: Vec<(SampledInput, usize)> = Vec::new();
     for sampled_input in sampled_inputs {

@@ -1,8 +1,7 @@
-//! What the host asks of each row of logits, done on the device: masks, biases and penalties before a draw, log probabilities of
-//! tokens that are known.
+//! Sampling on the device: applies token masks, biases and penalties to logits before a draw, and scores known tokens.
 //!
-//! A row goes to the host's sampler instead where it asks for `typical_p`, for log probabilities of logits that are changed
-//! first, or for more than there is room for. That hangs on the row alone, but for the room.
+//! The host's sampler gets a row instead if it asks for `typical_p`, for log probabilities of changed logits, or for
+//! more than there is room for. Except for the room, this depends on the row alone.
 
 use windlass_kernels::cuda::ops::{self, Edits, Masks, NONE};
 use windlass_kernels::cuda::{Device, DriverError, Stream, ViewMut};
@@ -11,34 +10,34 @@ use super::draws::{RowDraw, tells};
 use super::words::{WordRoom, Words};
 use crate::sampler::{Draw, Edit, RowTask, allowed_words, edits};
 
-/// Single logits that change in a step, at most.
+/// Most single logits that are changed in a step.
 const MAX_EDITS: usize = 1 << 17;
 
-/// How a row is answered.
+/// Where a row is sampled.
 #[derive(Debug)]
 pub(super) enum SamplingTask {
-    /// By the host, from the row's logits as the model gave them.
+    /// On the host, from the row's logits as the model computed them.
     OnHost,
-    /// By the device.
+    /// On the device.
     OnDevice(DeviceTask),
 }
 
-/// What the device is asked of a row.
+/// The work of the device for a row.
 #[derive(Debug)]
 pub(super) struct DeviceTask {
-    /// The only tokens that may come, as bits.
+    /// The token mask as bits; `None` if all tokens are allowed.
     mask: Option<Vec<u32>>,
     edits: Vec<Edit>,
     draw: RowDraw,
 }
 
-/// How each of a step's logits is answered.
+/// The sampling task of each of a step's rows of logits.
 pub(super) fn sampling_tasks(tasks: &[RowTask<'_>], vocabulary: usize) -> Vec<SamplingTask> {
     let mut room = MAX_EDITS;
     tasks.iter().map(|task| SamplingTask::of(task, vocabulary, &mut room)).collect()
 }
 
-/// Each row's draw. One that the host answers draws the likeliest token, which nobody reads.
+/// The draw of each row. For a row that the host samples, the device draws the most likely token, which nobody reads.
 pub(super) fn draws(sampling_tasks: &[SamplingTask]) -> Vec<RowDraw> {
     sampling_tasks
         .iter()
@@ -61,7 +60,7 @@ impl SamplingTask {
         }
     }
 
-    /// Whether the host has nothing to do but to read the token.
+    /// Whether the device samples the row, so that the host only reads the token.
     pub fn is_on_device(&self) -> bool {
         self.device_task().is_some()
     }
@@ -88,7 +87,7 @@ impl DeviceTask {
     }
 }
 
-/// Room for what changes a step's logits.
+/// Buffers for the changes of a step's logits.
 #[derive(Debug)]
 pub(super) struct Changes {
     vocabulary: usize,
@@ -96,17 +95,17 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Room for those of `rows` rows.
+    /// Allocates buffers for the changes of `rows` rows.
     pub fn new(device: &Device, rows: usize, vocabulary: usize) -> Result<Changes, DriverError> {
         Ok(Changes { vocabulary, room: WordRoom::new(device, words(rows, vocabulary))? })
     }
 
-    /// Bytes of it on the device.
+    /// Bytes on the device.
     pub fn bytes(rows: usize, vocabulary: usize) -> u64 {
         4 * words(rows, vocabulary) as u64
     }
 
-    /// Masks and edits the rows of `logits`, where any row asks for it.
+    /// Masks and changes the rows of `logits`, if any row asks for it.
     pub fn apply(
         &mut self,
         sampling_tasks: &[SamplingTask],
@@ -132,18 +131,19 @@ impl Changes {
     }
 }
 
-/// Words of the changes of so many rows: which mask each has, masks, where edits begin, their tokens and their values.
+/// Words of the changes of so many rows: the mask index of each, the masks, the first edit of each, and the tokens and
+/// values of edits.
 fn words(rows: usize, vocabulary: usize) -> usize {
     let edits = max_edits(rows);
     Words::room([rows, rows * vocabulary.div_ceil(32), rows + 1, edits, 4 * edits])
 }
 
-/// Room for edits: none where there are no logits.
+/// Most edits; 0 without logits.
 fn max_edits(rows: usize) -> usize {
     if rows == 0 { 0 } else { MAX_EDITS }
 }
 
-/// Which mask each row has.
+/// The index of each row's mask.
 fn mask_rows(device_tasks: &[Option<&DeviceTask>]) -> Vec<u32> {
     let mut masks = 0..;
     let is_masked =
@@ -152,7 +152,7 @@ fn mask_rows(device_tasks: &[Option<&DeviceTask>]) -> Vec<u32> {
     device_tasks.iter().map(row).collect()
 }
 
-/// Where each row's edits begin, and where the last one's end.
+/// The index of each row's first edit, and the number of edits.
 fn firsts(device_tasks: &[Option<&DeviceTask>]) -> Vec<u32> {
     let counts =
         device_tasks.iter().map(|device_task| device_task.map_or(0, |device_task| device_task.edits.len() as u32));

@@ -1,8 +1,8 @@
-//! A model that a GPU has no room for: the first layers and the embedding stay on the CPU, the last layers and the head are
-//! on the GPU, as llama.cpp divides one.
+//! A model that is too large for a GPU: the embedding and the first layers stay on the CPU, the last layers and the
+//! head are on the GPU, as in llama.cpp (`--n-gpu-layers`).
 //!
-//! The two are stages of a pipeline in one process, which compute one after the other: what crosses is a row of activations
-//! for each token. That makes room, not speed.
+//! The two are pipeline stages in one process, which compute one after the other. Only activations are transferred.
+//! This saves GPU memory, not time.
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::Ledger;
@@ -28,20 +28,21 @@ use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 use crate::weights::{Manifest, ShardError};
 
-/// A model whose last layers are on a GPU. Nothing is allocated yet for those that stay on the CPU.
+/// A model with its last layers on a GPU. Nothing is allocated yet for the layers on the CPU.
 pub struct SplitModel<'a> {
     first: CpuPlan<'a>,
     last: LoadedPart,
-    /// How both caches hold keys and values.
+    /// The type of both KV caches.
     pages: PageType,
     options: LoadOptions,
 }
 
-/// The driver's own, such as graphs, takes about one of so many parts of what is free.
+/// The driver needs about this fraction (one over it) of the free memory, for instance for graphs.
 const DRIVERS_SHARE: u64 = 32;
 
-/// How many layers a device with so many free bytes has room for, by the checkpoint's headers: with the head, what steps need and a
-/// sequence at its longest. What the driver takes for itself is reckoned, so the last of them may turn out to be one too many.
+/// The number of last layers that a device with `free_bytes` has room for, by the checkpoint's headers: with the head,
+/// the buffers of steps and the KV cache of the longest sequence. The memory of the driver is an estimate, so the
+/// result may be one layer too many.
 pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, free_bytes: u64) -> Result<u32, LoadError> {
     let config = DecoderConfig::read(checkpoint)?;
     let manifest = Manifest::read_headers(checkpoint, &config, options.quantization)?;
@@ -56,7 +57,7 @@ pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, free_byte
 }
 
 impl<'a> SplitModel<'a> {
-    /// Takes the weights of the last `gpu_layers` layers in on a device. `memory_limit_bytes` is for the CPU's part.
+    /// Loads the weights of the last `gpu_layers` layers to a device. `memory_limit_bytes` is for the part on the CPU.
     pub fn load(
         checkpoint: &'a Checkpoint,
         options: &LoadOptions,
@@ -75,32 +76,33 @@ impl<'a> SplitModel<'a> {
         Ok(SplitModel { first, last, pages, options: options.clone() })
     }
 
-    /// What the model is; its weights' bytes are those on both.
+    /// The shape of the model, with the bytes of the weights on both.
     pub fn shape(&self) -> ModelShape {
         self.first.config().shape(self.cpu_weight_bytes() + self.last.weight_bytes())
     }
 
-    /// Bytes of weights that the CPU will hold.
+    /// Bytes of the weights that stay on the CPU.
     pub fn cpu_weight_bytes(&self) -> u64 {
         self.first.shapes.iter().map(|shape| shape.weight_bytes).sum()
     }
 
-    /// Bytes that are free on the GPU beside the weights and what steps need: for keys and values of its own layers.
+    /// Bytes that are free on the GPU for K and V of its layers, beside weights and what steps need.
     pub fn free_bytes(&self) -> Result<u64, LoadError> {
         let free = self.last.free_bytes().map_err(CudaError::from)?;
-        // The longest sequence is not known yet; longer ones take more.
+        // The longest sequence is not known yet. The estimate is on the safe side: longer ones take more.
         let geometry = self.geometry(KvBudget::Bytes(self.kv_bytes(u64::MAX, free)))?;
         Ok(free.saturating_sub(self.last.workspace_bytes(&geometry, 0)))
     }
 
-    /// Bytes of keys and values of all layers, where the CPU has so many for those of its layers and the GPU for its own.
+    /// Bytes of K and V of all layers, if the CPU has `cpu` bytes for those of its layers and the GPU `gpu` bytes for
+    /// those of its own.
     pub fn kv_bytes(&self, cpu: u64, gpu: u64) -> u64 {
         let (all, on_gpu) = (self.first.config().layers as u64, self.last.part.config.layers as u64);
         (cpu / (all - on_gpu)).min(gpu / on_gpu).saturating_mul(all)
     }
 
-    /// Divides the rest of both memories, loads what stays on the CPU and starts to run. Of the ledgers the first is the
-    /// CPU's.
+    /// Divides the rest of both memories, loads the part on the CPU and starts to run. The first ledger is that of the
+    /// CPU.
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<Loaded, LoadError> {
         let geometry = self.geometry(kv)?;
         let (shape, gpu) = (self.shape(), self.last.ledger(&geometry, self.pages, 0));
@@ -122,7 +124,7 @@ impl<'a> SplitModel<'a> {
         let config = self.first.config();
         let gpu = ModelShape { layers: self.last.part.config.layers as u32, windowed: None, ..config.shape(0) };
         let shapes: Vec<ModelShape> = self.first.shapes.iter().cloned().chain([gpu]).collect();
-        // A stage's layers are not those of the other, whose groups would be others.
+        // Stages have different layers, so they would have different groups.
         let groups = KvGroups::undivided(&config.shape(0));
         Ok(Sizes::decide(&shapes, config.rotary_dims(), groups, &options)?.geometry)
     }

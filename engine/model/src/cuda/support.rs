@@ -1,4 +1,4 @@
-//! What is not computed on CUDA yet, refused by name before anything is loaded.
+//! Refuses by name what is not supported on CUDA, before anything is loaded.
 
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::DraftTree;
@@ -10,19 +10,19 @@ use super::cache::PageType;
 use crate::config::{DecoderConfig, ExpertsConfig};
 use crate::sizes::LoadOptions;
 
-/// Values that kernels read at a time: a head has a multiple.
+/// Head sizes are multiples of this: kernels read so many values at a time.
 const HEAD_STEP: usize = 8;
 
-/// Columns that products read at a time: a rank's part of a matrix has a multiple.
+/// A rank's part of a matrix has a multiple of this number of columns: products read so many at a time.
 pub(super) const COLUMN_STEP: u32 = 32;
 
-/// How pages are to hold values.
+/// The page type for a KV data type.
 pub(super) fn page_type(kind: KvDataType) -> Result<PageType, CudaError> {
     PageType::of(kind)
         .ok_or_else(|| CudaError::unsupported(format!("a KV cache in {}", kind.name()), "bf16, fp8 or int8"))
 }
 
-/// Refuses a decoder that the kernels do not compute.
+/// Refuses a decoder that the kernels do not support.
 pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<(), CudaError> {
     if let Some(experts) = &config.experts {
         check_experts(experts)?;
@@ -38,7 +38,7 @@ pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<()
     Ok(())
 }
 
-/// Refuses a decoder whose parts the kernels would not compute.
+/// Refuses a decoder whose parts the kernels do not support.
 pub(super) fn check_divided(config: &DecoderConfig, whole_experts: bool) -> Result<(), CudaError> {
     match config.divided_widths(whole_experts).into_iter().find(|(_, width)| !width.is_multiple_of(COLUMN_STEP)) {
         Some((what, width)) => {
@@ -61,7 +61,7 @@ fn check_experts(experts: &ExpertsConfig) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Refuses options that are for the CPU alone.
+/// Refuses options that only the CPU supports.
 pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     let refuse = |found: String, right: &str| Err(CudaError::unsupported(found, right));
     if options.tensor_parallel as usize > MAX_RANKS {
@@ -70,7 +70,7 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     check_blocks(options.block_tokens)
 }
 
-/// Refuses blocks that are no pages of the kernels.
+/// Refuses block sizes other than the page size of the kernels.
 pub(super) fn check_blocks(tokens: u32) -> Result<(), CudaError> {
     match tokens as usize {
         PAGE_TOKENS => Ok(()),
@@ -78,7 +78,7 @@ pub(super) fn check_blocks(tokens: u32) -> Result<(), CudaError> {
     }
 }
 
-/// Refuses ranks where some layers stay on the CPU, and swap space, which keeps blocks of one device.
+/// Refuses several ranks if some layers stay on the CPU, and swap space, which can only store blocks of one device.
 pub(super) fn check_undivided(options: &LoadOptions) -> Result<(), CudaError> {
     if options.swap.is_some() {
         return Err(CudaError::unsupported("swap space with layers on the CPU", "none, or all layers on one device"));
@@ -89,7 +89,7 @@ pub(super) fn check_undivided(options: &LoadOptions) -> Result<(), CudaError> {
     }
 }
 
-/// Refuses a row that asks for more.
+/// Refuses a row that the kernels do not support.
 pub(super) fn check_row(row: &PlanRow) -> Result<(), String> {
     match row.draft().filter(|draft| !draft.is_chain()).map(DraftTree::len) {
         Some(draft_tokens) if draft_tokens > SEEN_KEYS => {

@@ -1,4 +1,5 @@
-//! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
+//! The weights of a decoder on a GPU, stacked for its kernels: query, key and value are one matrix, and so are gate and
+//! up.
 
 use windlass_kernels::cuda::ops::GateLayout;
 use windlass_kernels::cuda::weights::EightBits;
@@ -13,12 +14,12 @@ use crate::error::LoadError;
 use crate::weights::quantized::Float8;
 use crate::weights::{FileRows, GatedFiles, WeightLoader};
 
-/// How tensors of one input become one matrix.
+/// How tensors with the same input become one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stack {
-    /// Of one type: [`Matrix::stack`].
+    /// All of one type: [`Matrix::stack`].
     OneType,
-    /// Each of its own: [`Matrix::stack_types`].
+    /// Each of its own type: [`Matrix::stack_types`].
     OwnTypes,
 }
 
@@ -30,7 +31,8 @@ impl Stack {
         }
     }
 
-    /// Whether a gate and its up may stand by eights: as whole tiles of the kernels, and as one matrix.
+    /// Whether the rows of gate and up can alternate in groups of eight: they fill whole tiles of the kernels and are
+    /// one matrix.
     fn takes_by_eights(self, pair: &[&FileMatrix<'_>]) -> bool {
         let [gate, up] = pair else { return false };
         let is_one = self == Stack::OneType || gate.is_typed_as(up);
@@ -38,16 +40,17 @@ impl Stack {
     }
 }
 
-/// A type, rows and their values.
+/// Weight format, number of rows, and values.
 type Tensor<'a> = (WeightType, usize, &'a [u8]);
 
-/// What is right where an order is not.
+/// What to use if columns in another order are not supported.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
 
-/// A decoder's weights on a GPU.
+/// The weights of a decoder on a GPU, stacked for its kernels: query, key and value are one matrix, and so are gate and
+/// up.
 pub(super) type CudaWeights = DecoderWeights<CudaBackend>;
 
-/// Bytes of them on the device.
+/// Bytes of weights on the device.
 pub(super) fn bytes(weights: &CudaWeights) -> u64 {
     let matrices: usize = weights.matrices().map(Matrix::bytes).sum();
     (matrices + weights.vectors().map(|vector| vector.view().bytes()).sum::<usize>()) as u64
@@ -60,12 +63,12 @@ impl Matrices<Matrix> for Matrix {
     }
 }
 
-/// A gated block, or several one after the other.
+/// A gated feed-forward block, or several stacked.
 #[derive(Debug)]
 pub(super) struct GatedWeights {
     /// Gate and up of each block.
     pub gate_up: Matrix,
-    /// How their rows stand.
+    /// The order of the rows of gate and up.
     pub layout: GateLayout,
     pub down: Matrix,
 }
@@ -79,9 +82,9 @@ impl Matrices<Matrix> for GatedWeights {
 /// A mixture of experts.
 #[derive(Debug)]
 pub(super) struct ExpertWeights {
-    /// A row for each expert, and at last one for the shared one.
+    /// A row for each expert, then one for the shared expert, if there is one.
     pub router: Matrix,
-    /// Of all experts.
+    /// The blocks of all experts, stacked.
     pub gated: GatedWeights,
     pub shared: Option<GatedWeights>,
 }
@@ -93,11 +96,11 @@ impl Matrices<Matrix> for ExpertWeights {
     }
 }
 
-/// Takes weights in.
+/// Loads weights to a GPU.
 pub(super) struct CudaLoader<'u> {
-    /// Copies what is ready while the next matrix is.
+    /// Copies a matrix while the next one is prepared.
     pub uploader: &'u Uploader,
-    /// Converts what the kernels do not multiply as it is.
+    /// Converts weights that the kernels do not read as they are.
     pub pool: &'u Pool,
 }
 
@@ -207,7 +210,8 @@ impl CudaLoader<'_> {
         self.stack(&[file], GateLayout::Halves, Stack::OneType)
     }
 
-    /// Matrices of the same input, in the same order of columns, as one: outputs after outputs, or those of two by eights.
+    /// Stacks matrices of the same input and order of columns: one below the other, or two with their rows alternating
+    /// in groups of eight.
     fn stack(&self, files: &[&FileMatrix<'_>], layout: GateLayout, stack: Stack) -> Result<Matrix, MatrixError> {
         if let Some(float8) = self.stack_float8(files, layout) {
             return float8;
@@ -225,7 +229,7 @@ impl CudaLoader<'_> {
         }
     }
 
-    /// The same if all are eight-bit floats that are scaled alike.
+    /// As [`stack`](Self::stack), if all are eight-bit floats with scales of the same shape; else `None`.
     fn stack_float8(&self, files: &[&FileMatrix<'_>], layout: GateLayout) -> Option<Result<Matrix, MatrixError>> {
         let parts: Vec<&Float8> = files.iter().map(|file| file.float8()).collect::<Option<_>>()?;
         let group = parts[0].group;
@@ -237,17 +241,17 @@ impl CudaLoader<'_> {
     }
 }
 
-/// Gates or ups that stand side by side.
+/// Rows of gate or up that are neighbours.
 const EIGHT: usize = 8;
 
-/// Neighbouring rows of one of several matrices.
+/// Consecutive rows of one of several matrices.
 struct Piece<'v, T> {
     matrix: usize,
     rows: usize,
     values: &'v [T],
 }
 
-/// The rows of matrices, of which `(rows, values)` are given, in the order in which they are stacked.
+/// The rows of matrices, given as `(rows, values)`, in the order in which they are stacked.
 fn pieces<'v, T>(layout: GateLayout, matrices: impl Iterator<Item = (usize, &'v [T])>) -> Vec<Piece<'v, T>> {
     let whole = matrices.enumerate().map(|(matrix, (rows, values))| Piece { matrix, rows, values });
     match layout {
@@ -256,7 +260,7 @@ fn pieces<'v, T>(layout: GateLayout, matrices: impl Iterator<Item = (usize, &'v 
     }
 }
 
-/// Eight rows of each of two matrices by turns.
+/// The rows of two matrices, alternating in groups of eight.
 fn by_eights<'v, T>(pair: &[Piece<'v, T>]) -> Vec<Piece<'v, T>> {
     let eight = |matrix: &Piece<'v, T>, at: usize| {
         let length = matrix.values.len() / matrix.rows * EIGHT;
@@ -269,7 +273,7 @@ fn concat<T: Copy>(pieces: Vec<Piece<'_, T>>) -> Vec<T> {
     pieces.iter().map(|piece| piece.values).collect::<Vec<_>>().concat()
 }
 
-/// Refuses matrices of one input whose columns have different orders.
+/// Refuses matrices of the same input whose columns have different orders.
 fn check_shared_order(what: &str, matrices: &[&FileMatrix<'_>]) -> Result<(), CudaError> {
     match matrices.iter().all(|matrix| matrix.order == matrices[0].order) {
         true => Ok(()),
@@ -277,7 +281,7 @@ fn check_shared_order(what: &str, matrices: &[&FileMatrix<'_>]) -> Result<(), Cu
     }
 }
 
-/// Refuses columns in an order of their own.
+/// Refuses matrices whose columns are not in the order of inputs.
 fn refuse_order<'m>(what: &str, matrices: impl IntoIterator<Item = &'m FileMatrix<'m>>) -> Result<(), CudaError> {
     match matrices.into_iter().all(|matrix| matrix.order.is_none()) {
         true => Ok(()),
@@ -333,7 +337,7 @@ mod tests {
         assert!(loader.table("head", matrix(false)).is_ok());
         assert!(loader.table("head", matrix(true)).is_err_and(is_refused));
     }
-    /// Rows of two bytes that lie in a file.
+    /// Rows of two bytes in a file.
     struct InFile<'a>(&'a [u8]);
 
     impl<'a> FileRows<'a> for InFile<'a> {

@@ -1,4 +1,4 @@
-//! Activations of a step on the device, one row for each token: allocated once for the largest step.
+//! Buffers for the activations of a step on the device, one row for each token, allocated once for the largest step.
 
 use half::bf16;
 use windlass_kernels::cuda::ops::DecodeRoom;
@@ -10,25 +10,25 @@ use super::metadata::StepSizes;
 use super::weights::CudaWeights;
 use crate::config::DecoderConfig;
 
-/// The buffers.
+/// The buffers of a step.
 #[derive(Debug)]
 pub(super) struct Workspace {
     pub residual: Memory<f32>,
     pub normed: Memory<bf16>,
-    /// Queries, keys and values of a token.
+    /// Queries, keys and values before biases, norms and rotation.
     pub projected: Memory<bf16>,
     pub query: Memory<bf16>,
     pub attended: Memory<bf16>,
     pub gate_up: Memory<bf16>,
     pub gated: Memory<bf16>,
-    /// Of decoding.
+    /// Partial results of attention of rows of one token.
     pub splits: DecodeRoom,
-    /// Residuals of the tokens that get logits, and their norm.
+    /// The residual stream of the tokens that get logits, and its norm.
     pub picked: Memory<f32>,
     pub picked_normed: Memory<bf16>,
     pub logits: Memory<f32>,
     pub inputs: InputRoom,
-    /// Absent in a decoder without experts.
+    /// `None` in a decoder without experts.
     pub experts: Option<ExpertRoom>,
 }
 
@@ -57,7 +57,7 @@ impl Workspace {
         })
     }
 
-    /// Bytes of these buffers, where inputs have room for so many.
+    /// Bytes of these buffers, `inputs` of them for [`InputRoom`].
     pub fn bytes(config: &DecoderConfig, inputs: u64, sizes: &StepSizes) -> u64 {
         let Lengths { hidden, projected, query, gated, picked, logits } = Lengths::of(config, sizes);
         let halves = hidden + projected + 2 * query + 3 * gated + picked;
@@ -67,7 +67,7 @@ impl Workspace {
     }
 }
 
-/// Values of the buffers.
+/// Lengths of the buffers, in values.
 struct Lengths {
     hidden: usize,
     projected: usize,

@@ -61,8 +61,8 @@ fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<
     result.as_ref().map_err(|failure| failure.clone().into())
 }
 
-/// Moves of K and V of accepted draft tokens to the positions after the row's tokens, in order. None unless the draft
-/// tokens branch: else they are there already.
+/// Moves of K and V of accepted draft tokens to the positions after the row's tokens, in order. Empty unless the draft
+/// tokens branch: those of a chain are in place already.
 pub(crate) fn token_moves(row: &PlanRow, accepted: &[u32], geometry: &Geometry) -> Vec<TokenMove> {
     let (first, block_tokens) = (row.first_position as usize + row.tokens.len(), geometry.block_tokens as usize);
     let location = |table: &[BlockId], index: usize| -> (BlockId, usize) {
