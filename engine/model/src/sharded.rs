@@ -55,7 +55,7 @@ impl<'a> ShardedModel<'a> {
         }
     }
 
-    /// Runs `load` for every rank, on a thread of its own, with one of `items`. Results are in the order of ranks.
+    /// Runs `load` for every rank, on a thread of its own, with one item of `with`. Results are in the order of ranks.
     pub fn on_each_rank<I: Send, T: Send>(
         &self,
         with: impl IntoIterator<Item = I>,
