@@ -18,7 +18,7 @@ use windlass_kernels::WeightType;
 
 /// Makes the host sample a row; it keeps the most likely token, whatever the value.
 const FOR_THE_HOST: f32 = 0.5;
-/// How many of the cases change the sampled token; the next one leaves none.
+/// How many of the cases change the sampled token, and the index of the case in which no token is allowed.
 const CHANGING: usize = 7;
 const LEAVING_NONE: usize = 9;
 /// How far sums of floats may change log probabilities.
