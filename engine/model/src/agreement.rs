@@ -1,4 +1,4 @@
-//! How far logits are from a reference's, and how well they foretell a text.
+//! Compares logits with those of a reference, and measures the perplexity of a text.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl Agreement {
     /// Compares one position's logits.
     ///
     /// # Panics
-    /// When the vocabularies differ.
+    /// If the vocabularies differ.
     pub fn add(&mut self, reference: &[f32], found: &[f32]) {
         assert_eq!(reference.len(), found.len(), "vocabularies");
         let kl = kl_divergence(reference, found);
@@ -31,7 +31,7 @@ impl Agreement {
         }
     }
 
-    /// Mean Kullback-Leibler divergence from the reference, nats.
+    /// Mean Kullback-Leibler divergence from the reference, in nats.
     pub fn mean_kl(&self) -> f64 {
         self.kl_sum / self.positions as f64
     }
@@ -41,7 +41,7 @@ impl Agreement {
         self.same_top as f64 / self.positions as f64
     }
 
-    /// Root-mean-square error of logits, relative to theirs.
+    /// Root-mean-square error of logits, relative to the reference's root mean square.
     pub fn relative_error(&self) -> f64 {
         (self.squared_error / self.squared_reference).sqrt()
     }
@@ -64,10 +64,10 @@ pub struct Perplexity {
 }
 
 impl Perplexity {
-    /// Counts a token that was foretold by these logits.
+    /// Adds a token, given the logits before it.
     ///
     /// # Panics
-    /// When the vocabulary has no such token.
+    /// If the vocabulary has no such token.
     pub fn add(&mut self, logits: &[f32], token: u32) {
         let loss = log_sum_exp(logits) - f64::from(logits[token as usize]);
         self.tokens += 1;
@@ -75,12 +75,12 @@ impl Perplexity {
         self.sum_of_squares += loss * loss;
     }
 
-    /// Tokens counted.
+    /// Number of added tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// e to the mean loss.
+    /// The perplexity: e to the mean loss.
     pub fn value(&self) -> f64 {
         (self.sum / self.tokens as f64).exp()
     }

@@ -1,4 +1,4 @@
-//! What a checkpoint says of its decoder, checked once.
+//! The configuration of a decoder, read from a checkpoint and checked once.
 
 pub(crate) mod family;
 mod gguf;
@@ -18,23 +18,24 @@ use family::Family;
 use names::{ExpertNames, Naming, Nesting};
 use quantization_config::Schemes;
 
-/// Longest context that a file may claim, tokens. The largest published one is ten million.
+/// Longest context that a file may claim, in tokens. The longest published one is ten million.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
-/// Most layers, and most values of a head, that a file may claim. Published ones have up to 130 and 576; what is kept for
-/// each is taken before any tensor is looked at.
+/// Most layers, and largest head, that a file may claim. Published models have up to 130 layers and heads of 576
+/// values. Memory for each layer is allocated before any tensor is checked.
 const MAX_LAYERS: usize = 1 << 16;
 const MAX_HEAD_DIM: usize = 1 << 16;
-/// Lengths that what was turned may have. Published ones are between 0.5 and 2; scores grow by the square.
+/// Allowed factors of the length of rotated vectors. Published ones are between 0.5 and 2; attention scores grow by
+/// their square.
 const MAGNITUDES: RangeInclusive<f32> = 0.001..=1000.0;
-/// Base of the rotary frequencies where a file names none (Su et al. 2021).
+/// Base of the rotary frequencies if a file has none (Su et al. 2021).
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
-/// A decoder of the Llama class: pre-norm, rotary positions, grouped queries, gated feed-forward.
+/// A decoder like Llama: pre-norm, rotary positions, grouped-query attention, gated feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// As the file names it.
+    /// Name of the architecture in the file.
     pub architecture: String,
-    /// Decoder layers.
+    /// Number of layers.
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -48,66 +49,66 @@ pub struct DecoderConfig {
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocabulary: usize,
-    /// Longest sequence the model was trained for.
+    /// Longest sequence that the model was trained for.
     pub context_tokens: u32,
     /// Added to the mean square before its root.
     pub norm_epsilon: f32,
     /// Rotary position embedding of the layers that see all keys.
     pub rope: RopeConfig,
-    /// The layers that see only a window of keys; absent where there are none.
+    /// Layers with sliding-window attention; `None` if there are none.
     pub local: Option<LocalAttention>,
-    /// Multiplies the products of queries and keys.
+    /// Factor of the products of queries and keys.
     pub attention_scale: f32,
-    /// Bends the scores of attention to `cap · tanh(score / cap)`.
+    /// Soft cap of attention scores: `cap · tanh(score / cap)` (Gemma 2).
     pub attention_soft_cap: Option<f32>,
-    /// Bends the logits alike.
+    /// Soft cap of logits.
     pub logit_soft_cap: Option<f32>,
-    /// Multiplies the token embedding.
+    /// Factor of the token embedding.
     pub embedding_scale: f32,
-    /// Of the feed-forward block's gate.
+    /// Activation of the feed-forward block's gate.
     pub activation: Activation,
-    /// What is added to the weights of norms.
+    /// Added to the weights of norms.
     pub norm_offset: f32,
-    /// What the attention and the feed-forward block give is normed before it is added.
+    /// Whether the outputs of attention and of the feed-forward block are normed before they are added.
     pub post_norms: bool,
-    /// Queries, keys and values are one matrix, gate and up another.
+    /// Whether queries, keys and values are one matrix in the file, and gate and up another.
     pub fused: bool,
-    /// Absent where every token goes through the whole feed-forward block.
+    /// The mixture of experts; `None` for a model with one feed-forward block in each layer.
     pub experts: Option<ExpertsConfig>,
-    /// Queries, keys and values have biases.
+    /// Whether queries, keys and values have biases.
     pub biases: bool,
-    /// Each head of queries and keys is normed before it turns.
+    /// Whether each query and key head is normed before rotation.
     pub head_norms: bool,
-    /// How matrices were quantized by another tool.
+    /// How another tool quantized the matrices; `None` if it did not.
     pub(crate) schemes: Option<Schemes>,
     /// How tensors are named.
     pub(crate) naming: Naming,
-    /// The head multiplies with the token embedding's matrix.
+    /// Whether the head uses the matrix of the token embedding.
     pub tied_output: bool,
 }
 
-/// What a gated feed-forward block does to its gate.
+/// The activation of the gate in a gated feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + e⁻ˣ)`.
     Silu,
-    /// The Gaussian error unit by its hyperbolic tangent.
+    /// The Gaussian error linear unit, approximated by tanh (Hendrycks and Gimpel 2016).
     GeluTanh,
 }
 
-/// Layers whose queries see only the last keys.
+/// Layers with sliding-window attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalAttention {
-    /// Keys that a query sees, its own among them.
+    /// Number of keys that a query sees, its own included.
     pub window: usize,
-    /// In which layers.
+    /// The layers that it applies to.
     pub layers: LayerSet,
-    /// Their rotary embedding where it is another one.
+    /// Their rotary embedding, if it differs from that of other layers.
     pub rope: Option<RopeConfig>,
 }
 
 impl LocalAttention {
-    /// The same of a run of layers, which count from 0 there.
+    /// The configuration of some consecutive layers, which are counted from 0.
     fn of_layers(&self, run: Range<u32>) -> LocalAttention {
         let layers = LayerSet::Listed(run.map(|layer| self.layers.contains(layer as usize)).collect());
         LocalAttention { layers, ..self.clone() }
@@ -117,17 +118,17 @@ impl LocalAttention {
 /// A mixture of experts: a router sends each token through a few of many feed-forward blocks (Shazeer et al. 2017).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
-    /// Experts of a layer.
+    /// Number of experts of a layer.
     pub count: usize,
-    /// Those that are held: all, unless ranks divide them among them.
+    /// The experts that this rank has: all, unless ranks have different experts.
     pub held: Range<usize>,
-    /// Experts of a token.
+    /// Number of experts that each token goes through.
     pub used: usize,
     /// Width of an expert.
     pub feed_forward: usize,
-    /// Width of the expert that every token goes through.
+    /// Width of the shared expert, which every token goes through; `None` without one.
     pub shared_feed_forward: Option<usize>,
-    /// The weights of a token's experts are scaled to a sum of one.
+    /// Whether the weights of a token's experts are scaled to a sum of one.
     pub sum_to_one: bool,
     pub(crate) names: &'static ExpertNames,
 }
@@ -135,34 +136,34 @@ pub struct ExpertsConfig {
 /// Rotary position embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Values of a head that turn, from its start; even.
+    /// Number of rotated values of a head, from its start; even.
     pub dims: usize,
     /// Base of the frequencies.
     pub theta: f32,
-    /// What divides each pair's frequency (`dims / 2` values); absent for 1.
+    /// Divisors of each pair's frequency (`dims / 2` values); `None` for 1.
     pub factors: Option<Vec<f32>>,
-    /// What divides them instead where sequences may be long.
+    /// Divisors for models whose sequences may be long.
     pub long: Option<LongRope>,
-    /// Length of what was turned, by whatever factors.
+    /// Factor of the length of rotated vectors.
     pub magnitude: f32,
-    /// Which values turn together.
+    /// Which values form a pair.
     pub pairing: RopePairing,
-    /// In which layers.
+    /// The layers that it applies to.
     pub layers: LayerSet,
 }
 
-/// Other factors for long sequences (LongRoPE, Ding et al. 2024). Keys in a cache cannot change theirs, so the longest
-/// sequence that there may be decides.
+/// Divisors of frequencies for long sequences (LongRoPE, Ding et al. 2024). Cached keys cannot be rotated again, so the
+/// longest possible sequence decides which divisors are used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// Longest sequence for which the ordinary factors hold, tokens.
+    /// Longest sequence, in tokens, with the ordinary divisors.
     pub beyond_tokens: usize,
-    /// What divides each pair's frequency beyond that.
+    /// Divisors of each pair's frequency (`dims / 2` values); `None` for 1.
     pub factors: Vec<f32>,
 }
 
 impl RopeConfig {
-    /// What divides the frequencies where no sequence is longer than `tokens`.
+    /// The divisors if no sequence is longer than `tokens`; `None` for 1.
     pub fn factors_for(&self, tokens: usize) -> Option<&[f32]> {
         match &self.long {
             Some(long) if tokens > long.beyond_tokens => Some(&long.factors),
@@ -174,16 +175,16 @@ impl RopeConfig {
 /// Some of a decoder's layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerSet {
-    /// Every one.
+    /// All layers.
     All,
-    /// Every one but the last of each so many.
+    /// All layers but every n-th.
     AllButEvery(usize),
-    /// Those that are true here.
+    /// The layers that are true in the list.
     Listed(Vec<bool>),
 }
 
 impl LayerSet {
-    /// Whether `layer`, from 0, is one of them.
+    /// Whether `layer`, counted from 0, is one of them.
     pub fn contains(&self, layer: usize) -> bool {
         match self {
             LayerSet::All => true,
@@ -193,26 +194,26 @@ impl LayerSet {
     }
 }
 
-/// Why a checkpoint's configuration cannot be served.
+/// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A key is missing or has another type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// It is sound, but this engine cannot compute it.
+    /// It is valid but not supported.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// A value contradicts another or makes no sense.
+    /// A value is invalid, or contradicts another one.
     #[error("metadata key {key:?} is {found}; it must be {expected}")]
     Invalid {
         /// The key.
         key: String,
         /// Its value.
         found: String,
-        /// What would be right.
+        /// Valid values.
         expected: String,
     },
-    /// A tensor that the configuration depends on.
+    /// A tensor that the configuration depends on is invalid.
     #[error("tensor {name:?}: {problem}")]
     Tensor {
         /// The tensor.
@@ -222,7 +223,7 @@ pub enum ConfigError {
     },
 }
 
-/// What this engine cannot compute.
+/// Something that is not supported.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Unsupported {
     /// A model family.
@@ -238,7 +239,7 @@ pub enum Unsupported {
         /// What it asks for.
         feature: &'static str,
     },
-    /// Matrices that were quantized otherwise than the rest.
+    /// Matrices that are quantized differently from the rest.
     #[error(
         "metadata key {key:?} is {value}; it must be {common}, as of all matrices that are not left unquantized (-:)"
     )]
@@ -247,7 +248,7 @@ pub enum Unsupported {
         key: String,
         /// The key's value.
         value: String,
-        /// That of the rest.
+        /// The value of the rest.
         common: String,
     },
     /// A tensor's element type.
@@ -260,7 +261,7 @@ pub enum Unsupported {
         /// The types that can be, comma-separated.
         supported: String,
     },
-    /// Integers are not quantized again.
+    /// Integers cannot be quantized again.
     #[error(
         "tensor {name:?} holds {found} and cannot be quantized to {asked}: use auto, or a checkpoint in bf16, f16 or f32"
     )]
@@ -272,7 +273,7 @@ pub enum Unsupported {
         /// Its type.
         found: &'static str,
     },
-    /// A tensor that this decoder has no use for: leaving it out would change the model.
+    /// An unknown tensor: to ignore it might change the model.
     #[error("tensor {0:?} belongs to no supported decoder of this architecture")]
     ExtraTensor(String),
 }
@@ -286,63 +287,64 @@ impl DecoderConfig {
         }
     }
 
-    /// Whether the checkpoint has more than this decoder, which reads text alone: what reads images is left out.
+    /// Whether the checkpoint has more than a text model; parts that read images are not loaded.
     pub fn is_of_more_than_text(&self) -> bool {
         matches!(self.naming, Naming::Hub(Nesting::Beside | Nesting::Within))
     }
 
-    /// Whether inputs of quantized matrices were meant to be rounded to 8 bits, too.
+    /// Whether the quantization is meant to round the inputs of matrices to 8 bits, too.
     pub(crate) fn rounds_inputs(&self) -> bool {
         self.schemes.as_ref().is_some_and(Schemes::rounds_inputs)
     }
 
-    /// The window of a layer whose queries do not see all keys.
+    /// The window of a layer, in keys; `None` for full attention.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.local.as_ref().filter(|local| local.layers.contains(layer)).map(|local| local.window)
     }
 
-    /// The layers that do not, all together.
+    /// The layers with a window, for memory arithmetic.
     fn windowed_layers(&self) -> Option<WindowedLayers> {
         let layers = (0..self.layers).filter(|layer| self.window(*layer).is_some()).count() as u32;
         let tokens = self.local.as_ref().map(|local| u32::try_from(local.window).unwrap_or(u32::MAX))?;
         (layers > 0).then_some(WindowedLayers { layers, tokens })
     }
 
-    /// The rotary embeddings that there are tables of: the first is every layer's, or that of layers without a window.
+    /// The distinct rotary embeddings: first that of layers with full attention, then that of layers with a window, if
+    /// it differs.
     pub fn ropes(&self) -> impl Iterator<Item = &RopeConfig> {
         let local = self.local.as_ref().and_then(|local| local.rope.as_ref());
         [&self.rope].into_iter().chain(local)
     }
 
-    /// Values that the tables of one position hold.
+    /// Number of values per position in all rotary tables.
     pub(crate) fn rotary_dims(&self) -> usize {
         self.ropes().map(|rope| rope.dims).sum()
     }
 
-    /// Which of [`ropes`](Self::ropes) turns a layer's heads.
+    /// Index in [`ropes`](Self::ropes) of a layer's rotary embedding.
     pub fn rope_index(&self, layer: usize) -> usize {
         let local = self.local.as_ref().filter(|local| local.rope.is_some() && local.layers.contains(layer));
         usize::from(local.is_some())
     }
 
-    /// Values of all query heads of a token.
+    /// Number of values of all query heads of a token.
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Values of all keys, or all values, of a token.
+    /// Number of values of all key heads of a token; value heads have as many.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Widths of an expert and of the one that every token goes through; 0 where there are none.
+    /// Widths of an expert and of the shared expert; 0 if there is none.
     pub(crate) fn expert_widths(&self) -> [u32; 2] {
         let experts = self.experts.as_ref();
         let shared = experts.and_then(|experts| experts.shared_feed_forward);
         [experts.map_or(0, |experts| experts.feed_forward), shared.unwrap_or(0)].map(|width| width as u32)
     }
 
-    /// Widths of the blocks whose columns ranks divide, whole experts or not; 0 where there are none.
+    /// Names and widths of the matrices whose columns are divided among ranks; 0 if there is none.
     pub(crate) fn divided_widths(&self, whole_experts: bool) -> [(&'static str, u32); 3] {
         let [expert, shared] = self.expert_widths();
         let dense = if self.experts.is_some() { 0 } else { self.feed_forward as u32 };
@@ -350,7 +352,7 @@ impl DecoderConfig {
         [("feed-forward block", dense), ("expert", expert), ("shared expert", shared)]
     }
 
-    /// The experts that a rank holds, whole or columns of them.
+    /// The experts that a rank has, whole or in part.
     pub(crate) fn experts_of(&self, shard: &Shard) -> Range<usize> {
         match (&shard.experts, &self.experts) {
             (Some(held), _) => held.start as usize..held.end as usize,
@@ -359,7 +361,8 @@ impl DecoderConfig {
         }
     }
 
-    /// The part of the decoder that a rank of a stage computes. The vocabulary stays whole: every rank reads all tokens.
+    /// The configuration of the part that a rank of a stage computes. The vocabulary stays whole: every rank gets all
+    /// tokens.
     pub(crate) fn of_rank(&self, shard: &Shard, stage: Stage) -> DecoderConfig {
         let [expert, shared] = self.expert_widths().map(|width| shard.columns(width).len());
         let expert = if shard.experts.is_some() { self.expert_widths()[0] as usize } else { expert };
@@ -381,7 +384,7 @@ impl DecoderConfig {
         }
     }
 
-    /// The shape that memory arithmetic reads; `weight_bytes` as stored.
+    /// The shape for memory arithmetic, with `weight_bytes` bytes of weights.
     pub fn shape(&self, weight_bytes: u64) -> ModelShape {
         // Every dimension was read as a u32.
         let [layers, hidden, feed_forward, heads, kv_heads, head_dim, vocabulary] =

@@ -1,4 +1,4 @@
-//! The CPU as a backend: `windlass_kernels` over plain vectors.
+//! The CPU backend: `windlass_kernels` over vectors.
 
 mod blocks;
 mod collectives;
@@ -19,10 +19,10 @@ pub(crate) use ops::{CpuOps, Share};
 pub use rank::{CpuDecoder, CpuRank};
 use workspace::Workspace;
 
-// What a windowed group keeps is enough for this device's attention.
+// A windowed group keeps enough keys for the tiles of this device's attention.
 const _: () = assert!(windlass_kernels::ops::ATTENTION_TILE_KEYS <= READ_TILE_TOKENS as usize);
 
-/// A CPU, or a rank's share of its processors.
+/// A CPU, or the processors of one rank.
 #[derive(Debug)]
 pub struct CpuBackend {
     ops: CpuOps,
@@ -30,7 +30,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// For steps of at most `tokens` tokens, of which at most `logit_rows` get logits.
+    /// Makes a backend for steps of at most `tokens` tokens, of which at most `logit_rows` get logits.
     pub(crate) fn new(ops: CpuOps, tokens: usize, logit_rows: usize) -> CpuBackend {
         let work = Workspace::new(ops.config(), tokens, logit_rows);
         CpuBackend { ops, work }

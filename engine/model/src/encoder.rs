@@ -1,6 +1,8 @@
-//! Encoders: a text to a vector, or two texts to a score, by candle-transformers' models in f32 on the CPU.
+//! Encoders: compute a vector of a text or a score of two texts, with the models of candle-transformers in f32 on the
+//! CPU.
 //!
-//! The decoder has kernels of its own; encoders are small and run whole batches, for which candle's matrix products do.
+//! Encoders are small and run whole batches, for which candle's matrix products are fast enough; only decoders have
+//! kernels of their own.
 
 mod batch;
 mod head;
@@ -25,44 +27,44 @@ pub struct Encoder {
     shape: EncoderShape,
 }
 
-/// What an encoder takes and gives.
+/// Properties of an encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderShape {
-    /// What its results are.
+    /// The kind of its results.
     pub purpose: Purpose,
-    /// Longest text, tokens with the special ones.
+    /// Longest text in tokens, special ones included.
     pub max_tokens: u32,
-    /// Token ids are below it.
+    /// Size of the vocabulary.
     pub vocabulary: u32,
     /// Bytes of its weights in memory.
     pub weight_bytes: u64,
 }
 
-/// What an encoder's results are.
+/// The kind of an encoder's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A vector of so many numbers for each text.
+    /// A vector for each text.
     Vectors {
-        /// How many numbers.
+        /// Length of a vector.
         dimensions: u32,
     },
-    /// How well a text answers another.
+    /// A score of how well a text answers a query.
     Scores,
 }
 
-/// A folder that is no encoder of this engine's, or one that cannot be run.
+/// Why a folder cannot be loaded as an encoder, or a loaded encoder failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EncoderError {
-    /// Another architecture.
+    /// The architecture is not supported.
     #[error("the encoder {0:?} is not known; this engine runs those of Bert, Roberta and XLMRoberta")]
     Unsupported(String),
-    /// It gives more than a score.
+    /// It classifies into several classes.
     #[error("it sorts texts into {0} classes; only scores, of one class, are served")]
     Classes(usize),
-    /// Another way to make a vector of a text's vectors.
+    /// The pooling is not supported.
     #[error("its pooling is not known: {0}; this engine takes the mean, the first token or the maximum")]
     Pooling(String),
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("config.json: {0}")]
     Config(String),
     /// A file cannot be read.
@@ -77,7 +79,7 @@ pub enum EncoderError {
 }
 
 impl Encoder {
-    /// Whether a folder's configuration names an encoder rather than a model that generates.
+    /// Whether a folder's configuration names an encoder, not a model that generates.
     pub fn is_in(folder: &HubFolder) -> bool {
         let name = architecture(folder);
         ["Model", "ForSequenceClassification", "ForMaskedLM"].iter().any(|end| name.ends_with(end))
@@ -104,12 +106,12 @@ impl Encoder {
         Ok(Encoder { trunk, head, shape })
     }
 
-    /// What it takes and gives.
+    /// Its properties.
     pub fn shape(&self) -> &EncoderShape {
         &self.shape
     }
 
-    /// A vector, or a score of its own, for each text. Texts have 1 to [`EncoderShape::max_tokens`] tokens.
+    /// Computes a vector or a score for each text. Texts have 1 to [`EncoderShape::max_tokens`] tokens.
     pub fn run(&self, texts: &[EncoderInput]) -> Result<Vec<Vec<f32>>, EncoderError> {
         if let Some(text) = texts.iter().find(|text| !self.takes(text)) {
             return Err(EncoderError::Compute(format!("a text of {} tokens is not one of this encoder's", text.len())));
@@ -132,7 +134,7 @@ fn architecture(folder: &HubFolder) -> String {
     folder.config()["architectures"][0].as_str().unwrap_or_default().to_owned()
 }
 
-/// What the trunk has positions for, or fewer where the folder says so.
+/// Number of positions of the trunk, or fewer if the folder says so.
 fn max_tokens(folder: &HubFolder, trunk: &Trunk) -> Result<u32, EncoderError> {
     let own = trunk.max_tokens() as u64;
     let asked = folder.json("sentence_bert_config.json")?.and_then(|config| config["max_seq_length"].as_u64());

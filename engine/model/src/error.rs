@@ -1,4 +1,4 @@
-//! Why a model is not loaded, or computes no more.
+//! Errors of loading a model, and of GPUs.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,82 +13,82 @@ use crate::weights::{ShardError, TensorError};
 /// Why a checkpoint cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// Its configuration.
+    /// The configuration is not supported.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Its tensors.
+    /// Tensors are missing or do not fit.
     #[error(transparent)]
     Tensors(#[from] TensorError),
-    /// The ranks asked for.
+    /// The model cannot be divided among the ranks.
     #[error(transparent)]
     Ranks(#[from] ShardError),
-    /// The sizes asked for.
+    /// The sizes do not fit.
     #[error(transparent)]
     Sizes(#[from] SizeError),
-    /// Other processes.
+    /// Another stage of the pipeline failed.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// A GPU.
+    /// A GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The system gave no threads.
+    /// Threads could not be started.
     #[error("cannot start {threads} threads: {source}")]
     Threads {
         /// Threads asked for.
         threads: usize,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Why something cannot be computed on a GPU, or no longer.
+/// Errors of GPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// This engine computes it elsewhere only.
+    /// Something that is not supported on CUDA.
     #[error("{found} is not there on CUDA yet: use {right}")]
     Unsupported {
         /// What was asked for.
         found: String,
-        /// What would be right.
+        /// What is supported instead.
         right: String,
     },
-    /// The driver, or the device.
+    /// An error of the driver or of the device.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Every rank needs a GPU of its own.
+    /// There are fewer GPUs than ranks.
     #[error("{ranks} ranks need a GPU each, and there are {devices}: use {right}")]
     TooFewDevices {
         /// Ranks asked for.
         ranks: u32,
-        /// GPUs there are.
+        /// Number of GPUs.
         devices: usize,
-        /// What would be right.
+        /// What is supported instead.
         right: String,
     },
-    /// A rank of the group has failed: nothing more can be computed.
+    /// A rank of the group has failed, so nothing more can be computed.
     #[error("{0}")]
     RankLeft(String),
-    /// A weight matrix.
+    /// A weight matrix could not be loaded.
     #[error("matrix {name} of layer {layer}: {source}")]
     Weights {
-        /// Which one.
+        /// Its name.
         name: &'static str,
-        /// Of which layer, from 0.
+        /// Index of its layer.
         layer: usize,
-        /// Why not.
+        /// The error.
         source: MatrixError,
     },
-    /// The embedding or the head.
+    /// The embedding or the head could not be loaded.
     #[error("the {name}: {source}")]
     Table {
-        /// Which one.
+        /// Its name.
         name: &'static str,
-        /// Why not.
+        /// The error.
         source: MatrixError,
     },
 }
 
-/// A stage on a CPU comes before one on a GPU.
+/// For a pipeline with a stage on a CPU, which has no errors, before one on a GPU.
 impl From<Infallible> for CudaError {
     fn from(never: Infallible) -> CudaError {
         match never {}

@@ -1,10 +1,10 @@
-//! The decoder: a checkpoint's configuration and tensors, the layers over a backend's fused blocks, sampling, and the
-//! executor that runs it behind `windlass_engine_core`'s seam.
+//! The models: configuration and tensors of checkpoints, the layers of decoders over fused blocks of a backend,
+//! sampling, and the executors behind the interface of `windlass_engine_core`.
 //!
-//! [`Encoder`] runs the models that read instead of write.
+//! [`Encoder`] runs models that make vectors or scores of texts.
 //!
-//! It knows no requests' limits, text, HTTP or queues. [`load`] is the way in: it decides sizes, checks the memory
-//! ledger, packs the weights and starts the executor.
+//! The crate does not know limits of requests, text, HTTP or queues. [`load`] is the entry point: it decides sizes,
+//! checks the memory ledger, packs the weights and starts the executor.
 
 mod agreement;
 mod batch;

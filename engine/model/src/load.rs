@@ -1,4 +1,4 @@
-//! From a checkpoint to a running executor: read, check, decide sizes, pack, start.
+//! Loads a checkpoint and starts its executor: read, check, decide sizes, pack, start.
 
 use std::time::Duration;
 
@@ -19,32 +19,32 @@ use crate::weights::Manifest;
 use crate::weights::part::Parts;
 use crate::weights::quantization::Quantization;
 
-/// A model, running.
+/// A running model.
 #[derive(Debug)]
 pub struct Loaded {
     /// Computes steps.
     pub executor: CpuExecutor,
-    /// What the model is.
+    /// The shape of the model.
     pub shape: ModelShape,
-    /// What each rank takes.
+    /// The memory that each rank takes.
     pub ledgers: Vec<Ledger>,
-    /// The type of most of its weights, as `q4_1`.
+    /// The weight format of most weights, as `q4_1`.
     pub weight_type: &'static str,
     /// The instruction set in use.
     pub kernels: &'static str,
 }
 
-/// What a checkpoint's weights take, as it would be loaded.
+/// The memory that a checkpoint's weights take once loaded.
 pub struct Survey {
-    /// What the model is; its weights' bytes are those in memory.
+    /// The shape of the model, with the bytes of its weights in memory.
     pub shape: ModelShape,
-    /// The same on a GPU.
+    /// Bytes of its weights on a GPU.
     pub gpu_weight_bytes: u64,
-    /// The type of most of its weights, as `q4_1`.
+    /// The weight format of most weights, as `q4_1`.
     pub weight_type: &'static str,
 }
 
-/// Finds and checks every tensor by its header, and reads none of their data.
+/// Finds and checks every tensor by the headers, without reading data.
 pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Result<Survey, LoadError> {
     let config = DecoderConfig::read(checkpoint)?;
     let manifest = Manifest::read_headers(checkpoint, &config, quantization)?;
@@ -54,7 +54,8 @@ pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Re
     Ok(Survey { shape, gpu_weight_bytes, weight_type: manifest.dominant_type() })
 }
 
-/// What [`build`] would take, all ranks together, by the header alone; fails where it would for want of room.
+/// The memory that [`build`] would take, for all ranks together, by the headers alone. Fails if [`build`] would fail
+/// for lack of memory.
 pub fn ledger(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, LoadError> {
     let plan = CpuPlan::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
     Ok(plan.sizes(KvGroups::ONE, options)?.ranks.into_iter().sum())
@@ -67,11 +68,11 @@ pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, Lo
     start(built, options)
 }
 
-/// Loads the last stage of a pipeline, has the others load theirs, and starts the executor of all.
+/// Loads the last stage of a pipeline while the other nodes load theirs, and starts the executor of all.
 pub fn load_leader(checkpoint: &Checkpoint, options: &LoadOptions, gathering: &Gathering) -> Result<Loaded, LoadError> {
     let stages = gathering.stages;
     let plan = CpuPlan::read(checkpoint, options, |shape| Stage::of(stages.saturating_sub(1), stages, shape))?;
-    // A stage's layers are not those of another, whose groups would be others.
+    // Stages have different layers, so they would have different groups.
     let sizes = plan.sizes(KvGroups::undivided(&plan.config().shape(0)), options)?;
     let mut earlier = gathering.gather(&plan.join(0, options))?;
     for peer in &mut earlier {
@@ -86,8 +87,8 @@ pub fn load_leader(checkpoint: &Checkpoint, options: &LoadOptions, gathering: &G
     Ok(Loaded { executor, shape, ledgers, weight_type, kernels })
 }
 
-/// Computes stage `node_rank - 1` of `stages` for the process that leads the pipeline at `leader` (host and port), as
-/// long as that wants. The leader may take until `patience` is over to be there.
+/// Computes stage `node_rank - 1` of `stages` for the leader of the pipeline at `leader` (host and port), until the
+/// leader ends. Waits up to `patience` for the leader.
 pub fn work(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -110,7 +111,7 @@ pub fn work(
     }
 }
 
-/// Loads a model, whose layers all read everything from one table of blocks. The file is not needed afterwards.
+/// Loads a model with one group of layers, all with full K and V. The file is not needed after that.
 pub fn build(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Built, LoadError> {
     let plan = CpuPlan::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
     plan.build(plan.sizes(KvGroups::ONE, options)?, options)

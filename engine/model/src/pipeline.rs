@@ -1,8 +1,9 @@
-//! A model whose layers are divided among processes, which hand activations on over TCP.
+//! Pipeline parallelism: the layers of a model are divided among processes, which send activations over TCP.
 //!
-//! The process that serves leads: it has the last layers, so logits and sampling never leave it. It sends every step's
-//! tokens and places to each earlier stage in turn, with the activations of the one before. While one stage computes a step
-//! the others compute those before and behind it, which are of other sequences, or of earlier and later tokens of a prompt.
+//! The process that serves is the leader. It has the last layers, so logits and sampling stay there. It sends the
+//! tokens and slots of every step to each earlier stage in turn, with the activations of the stage before. While one
+//! stage computes a step, the other stages compute earlier and later steps, which have other sequences, or other chunks
+//! of a prompt.
 
 mod greeting;
 mod peer;
@@ -20,54 +21,54 @@ pub(crate) use peer::Peer;
 pub(crate) use wire::VERSION;
 pub(crate) use worker::Worker;
 
-/// Why a pipeline cannot be built, or goes on no longer.
+/// Errors of a pipeline.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
-    /// Nobody can join.
+    /// The leader cannot listen.
     #[error("cannot listen for the pipeline's other stages: {source}")]
     Listen {
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Something connected that is no stage.
+    /// Something connected that is not a stage.
     #[error("something connected that is no stage of a pipeline")]
     Stranger,
-    /// Stages did not come.
+    /// Some stages did not join in time.
     #[error("the pipeline has {stages} nodes and after {seconds} s only these have joined: 0 {}", list(joined))]
     Missing {
         /// Node ranks that have joined.
         joined: Vec<u32>,
-        /// Nodes there should be.
+        /// Number of nodes of the pipeline.
         stages: u32,
-        /// How long they were waited for.
+        /// How long they were waited for, in seconds.
         seconds: u64,
     },
-    /// There was no leader to join.
+    /// The leader was not reached.
     #[error("the leader of the pipeline at {leader} was not reached within {seconds} s: {source}")]
     NoLeader {
         /// Host and port.
         leader: String,
-        /// How long it was tried.
+        /// How long it was tried, in seconds.
         seconds: u64,
-        /// Of the last attempt.
+        /// The error of the last attempt.
         source: io::Error,
     },
-    /// An earlier stage failed, as the leader sees it.
+    /// An earlier stage failed, as reported by the leader.
     #[error("node {node_rank} of the pipeline, at {address}, failed: {why}")]
     Stage {
-        /// Which one.
+        /// Its node rank.
         node_rank: u32,
-        /// Where it is.
+        /// Its address.
         address: SocketAddr,
-        /// In words.
+        /// The reason.
         why: String,
     },
-    /// The leader failed, as another stage sees it.
+    /// The leader failed, as reported by another stage.
     #[error("the leader of the pipeline, at {address}, failed: {why}")]
     Leader {
-        /// Where it is.
+        /// Its address.
         address: SocketAddr,
-        /// In words.
+        /// The reason.
         why: String,
     },
     /// A step could not be computed here.
@@ -79,7 +80,7 @@ fn list(ranks: &[u32]) -> String {
     ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The most bytes of a frame between stages of these sizes.
+/// Most bytes of a frame between stages of these sizes.
 fn frame_bound(geometry: &Geometry, hidden: usize) -> usize {
     let [block_tokens, blocks, longest, rows, tokens] = [
         geometry.block_tokens,
@@ -90,7 +91,7 @@ fn frame_bound(geometry: &Geometry, hidden: usize) -> usize {
     ]
     .map(|size| size as usize);
     let copies = 4 + 8 * blocks;
-    // A scheduler may hold a block more than a sequence's tokens fill.
+    // A scheduler may give a sequence one block more than its tokens fill.
     let step =
         4 + rows * (4 * wire::ROW_NUMBERS + 4 * (longest.div_ceil(block_tokens) + 1)) + 4 * tokens * (1 + hidden);
     copies.max(step).max(wire::MAX_GREETING_BYTES)
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use crate::batch::{Batch, Logits};
 
-    /// Every row as long as a sequence may be, and all tokens that a step may have.
+    /// All rows are as long as a sequence may be, and the step has all tokens that it may have.
     #[test]
     fn the_largest_step_fits_into_a_frame() {
         let geometry = Geometry {

@@ -1,4 +1,4 @@
-//! A model that reads a text instead of writing one: logits at every position.
+//! Runs a model over a given text: logits at every position.
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_core::plan::BlockId;
@@ -10,16 +10,16 @@ use crate::error::LoadError;
 use crate::load::build;
 use crate::sizes::{KvBudget, LoadOptions};
 
-/// Tokens in a step: enough for the products to be shared, few enough for their logits to be small.
+/// Tokens in a step: enough for efficient products, few enough for their logits to be small.
 const STEP_TOKENS: usize = 64;
 
-/// A model with room for one text.
+/// A model, with a KV cache for one text.
 pub struct Reader {
     decoder: CpuDecoder,
     vocabulary: usize,
     blocks: Vec<BlockId>,
     batch: Batch,
-    /// The type of most of its weights, as `q4_1`.
+    /// The weight format of most weights, as `q4_1`.
     pub weight_type: &'static str,
 }
 
@@ -40,16 +40,16 @@ impl Reader {
         Ok(Reader { decoder, vocabulary, blocks, batch: Batch::default(), weight_type })
     }
 
-    /// Values in a position's logits.
+    /// Size of the vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// Reads the next tokens of a text of which `position` have been read, at most [`STEP_TOKENS`](Self::STEP_TOKENS);
-    /// returns logits after each, one row after the other.
+    /// Computes the next tokens of a text of which `position` tokens are computed, at most
+    /// [`STEP_TOKENS`](Self::STEP_TOKENS). Returns the logits after each, `[tokens, vocabulary]`.
     ///
     /// # Panics
-    /// When the text is longer than the model was loaded for, or a token is outside the vocabulary.
+    /// If the text is longer than the model was loaded for, or a token is outside the vocabulary.
     pub fn read(&mut self, tokens: &[TokenId], position: usize) -> Vec<f32> {
         self.batch.clear();
         self.batch.push(tokens.iter().copied(), position as u32, &self.blocks, Logits::leading(tokens.len()));

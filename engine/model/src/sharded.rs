@@ -1,4 +1,4 @@
-//! A model, or a stage of one, read and divided among its ranks. Nothing is allocated for it yet.
+//! A model, or a stage of one, divided among its ranks; nothing is allocated yet.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -17,17 +17,17 @@ use crate::weights::{Manifest, ShardError};
 
 /// The model, or the stage.
 pub(crate) struct ShardedModel<'a> {
-    /// Of the whole model.
+    /// Configuration of the whole model.
     pub config: DecoderConfig,
     pub manifest: Manifest<'a>,
     pub stage: Stage,
-    /// What each rank holds.
+    /// The shard of each rank.
     pub shards: Vec<Shard>,
 }
 
 impl<'a> ShardedModel<'a> {
-    /// Finds and checks every tensor; `stage` says which part of the whole model this is. Devices multiply `least_columns` columns at
-    /// a time: a power of two.
+    /// Finds and checks every tensor; `stage` chooses the part of the model. Devices multiply `least_columns` columns
+    /// at a time, a power of two.
     pub fn read(
         checkpoint: &'a Checkpoint,
         config: DecoderConfig,
@@ -41,7 +41,7 @@ impl<'a> ShardedModel<'a> {
         Ok(ShardedModel { config, manifest, stage, shards })
     }
 
-    /// How this process, which computes the stage on a device with what was chosen there, presents itself to the other stages.
+    /// The introduction of this process to the other stages, with its device and the options there.
     pub fn join(&self, node_rank: u32, (device, choices): (&str, BTreeMap<String, String>)) -> Join {
         let whole = Parts::of(&Shard::whole(&self.config.shape(0)), &self.config);
         Join {
@@ -55,7 +55,7 @@ impl<'a> ShardedModel<'a> {
         }
     }
 
-    /// Loads every rank's part, on a thread of its own and with something of its own, in the order of ranks.
+    /// Runs `load` for every rank, on a thread of its own, with one item of `with`. Results are in the order of ranks.
     pub fn on_each_rank<I: Send, T: Send>(
         &self,
         with: impl IntoIterator<Item = I>,

@@ -1,4 +1,4 @@
-//! Decides how much of everything there is, and whether it fits, before anything is allocated.
+//! Decides the sizes of steps and of the KV pool, and whether everything fits, before anything is allocated.
 
 pub(crate) mod memory_share;
 
@@ -16,61 +16,62 @@ use crate::sizes::memory_share::MemoryShare;
 use crate::tier::{FileTier, MemoryTier, Tier};
 use crate::weights::quantization::Quantization;
 
-/// Rows of logits for which there is room however few sequences run: prompts are scored by so many tokens a step.
+/// Least number of rows of logits in a step: scoring of prompts gets so many even if few sequences run.
 const MIN_STEP_LOGITS: u32 = 32;
 
-// Flags of the program that are not among those of the contract.
+// Flags of the program that the contract does not have.
 const ACTIVATION_DTYPE: &str = "--activation-dtype";
 const DETERMINISTIC: &str = "--deterministic";
 const EXPERT_PARALLEL: &str = "--enable-expert-parallel";
 
-/// What a user chooses of an executor.
+/// Options of loading.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Threads that compute, those of all ranks together; at least one.
+    /// Threads that compute, of all ranks together; at least one.
     pub threads: usize,
-    /// Ranks that the model is divided among.
+    /// Number of tensor-parallel ranks.
     pub tensor_parallel: u32,
-    /// Whether a rank holds some of a mixture's experts whole, instead of columns of each.
+    /// Whether each rank has some whole experts, instead of a part of each expert.
     pub expert_parallel: bool,
-    /// The instruction set they use.
+    /// The instruction set of the kernels.
     pub kernels: Kernels,
-    /// How finely they round what multiplies quantized weights.
+    /// The type to which CPUs round the inputs of quantized weights.
     pub activations: ActivationType,
-    /// Whether GPUs round, to 8 bits in blocks of 32, what multiplies the integers of a GGUF file. Without, and with other weights,
-    /// that is bf16.
+    /// Whether GPUs round the inputs of integer weights of GGUF files to int8 in blocks of 32. Otherwise, and with
+    /// other weights, the inputs are bf16.
     pub int8_activations: bool,
-    /// What float weights become; absent for what they are.
+    /// The format to which float weights are quantized; `None` to keep them.
     pub quantization: Option<Quantization>,
-    /// Whether no token may depend on what is computed beside it. Without, many tokens are multiplied otherwise than few: on GPUs
-    /// in another order of sums, on CPUs as [`Activations::varying`] says. That is faster, and equal but for rounding.
+    /// Whether a token's result must not depend on other tokens of its step. If it may, products of many tokens use
+    /// faster kernels: on GPUs with another order of sums, on CPUs as [`Activations::varying`] says. The results are
+    /// equal but for rounding.
     ///
     /// [`Activations::varying`]: windlass_kernels::Activations::varying
     pub batch_invariant: bool,
-    /// How keys and values are held.
+    /// The type of the KV cache.
     pub kv_data_type: KvDataType,
     /// Tokens in a KV block.
     pub block_tokens: u32,
     /// Size of the KV pool.
     pub kv: KvBudget,
-    /// Where blocks go that the pool gives up; absent for nowhere.
+    /// Swap space; `None` for none.
     pub swap: Option<SwapSpace>,
     /// Most rows in a step.
     pub max_sequences: u32,
     /// Most tokens in a step.
     pub max_step_tokens: u32,
-    /// Longest sequence; absent for the model's context, or the KV pool's tokens where those are fewer.
+    /// Longest sequence in tokens; `None` for the model's context, or the tokens of the KV pool if they are fewer.
     pub max_model_tokens: Option<u32>,
     /// Most bytes for weights, KV and workspace together.
     pub memory_limit_bytes: Option<u64>,
-    /// What the engine may take of each GPU's memory: weights, workspace, and what a KV pool of [`KvBudget::Bytes`] is reckoned of.
+    /// The share of each GPU's memory that the engine may take for weights, workspace and KV cache.
     pub gpu_share: MemoryShare,
-    /// Bytes of each GPU that are another model's, which comes later.
+    /// Bytes of each GPU that are reserved for a model that is loaded later.
     pub gpu_reserved_bytes: u64,
 }
 
 impl Default for LoadOptions {
-    /// All cores, 1 GiB of KV, and steps as a CPU has them.
+    /// All cores, 1 GiB of KV cache, and the step sizes of a CPU.
     fn default() -> LoadOptions {
         let StepDefaults { sequences, tokens, block_tokens } = StepDefaults::CPU;
         LoadOptions {
@@ -97,7 +98,7 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// What decides how a CPU rounds, by flag: stages of a pipeline must agree.
+    /// The options that decide how a CPU rounds, by flag. The stages of a pipeline must agree on them.
     pub(crate) fn choices_on_cpu(&self) -> BTreeMap<String, String> {
         let activations = match self.activations {
             ActivationType::Int8 => "int8",
@@ -106,7 +107,7 @@ impl LoadOptions {
         self.choices(activations)
     }
 
-    /// The same on a GPU.
+    /// The options that decide how a GPU rounds, by flag.
     pub(crate) fn choices_on_cuda(&self) -> BTreeMap<String, String> {
         let activations = if self.int8_activations { "int8" } else { "bf16" };
         self.choices(activations)
@@ -124,34 +125,34 @@ impl LoadOptions {
         choices.into_iter().map(|(flag, value)| (flag.to_owned(), value)).collect()
     }
 
-    /// The groups of layers that take least for the longest sequence.
+    /// The groups of layers with which the longest sequence needs least memory.
     pub(crate) fn kv_groups(&self, shape: &ModelShape) -> KvGroups {
         let longest = self.max_model_tokens.unwrap_or(shape.context_tokens);
         KvGroups::of(shape, longest.min(shape.context_tokens))
     }
 
-    /// Where blocks go that leave the pool, if anywhere.
+    /// Swap space; `None` for none.
     ///
     /// # Errors
-    /// The folder's disk has no room for them, or cannot be written.
+    /// The disk of the folder has no room for them, or cannot be written.
     pub(crate) fn tier(&self, shape: &ModelShape, geometry: &Geometry) -> Result<Option<Box<dyn Tier>>, SizeError> {
         let tier = self.swap.as_ref().map(|swap| swap.tier(shape, geometry, self.kv_data_type)).transpose();
         tier.map_err(|error| SizeError::Swap(error.to_string()))
     }
 
-    /// The same with something else in memory too, which takes this much.
+    /// These options with `other` in memory too.
     pub fn beside(self, other: Ledger) -> LoadOptions {
         let memory_limit_bytes = self.memory_limit_bytes.map(|limit| limit.saturating_sub(other.total()));
         LoadOptions { memory_limit_bytes, ..self }
     }
 }
 
-/// Room for blocks outside the KV pool.
+/// Swap space: room for blocks outside the KV pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwapSpace {
-    /// How much.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Folder for a file that holds them; absent for memory.
+    /// Folder for a file with the blocks; `None` to keep them in memory.
     pub folder: Option<PathBuf>,
 }
 
@@ -160,7 +161,7 @@ impl SwapSpace {
         u32::try_from(self.bytes / block_bytes.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Makes the places.
+    /// Makes the tier.
     fn tier(&self, shape: &ModelShape, geometry: &Geometry, kv: KvDataType) -> io::Result<Box<dyn Tier>> {
         let (slots, block) =
             (geometry.swap_slots, memory::kv_block_bytes(shape, &geometry.groups, kv, geometry.block_tokens));
@@ -180,19 +181,19 @@ pub enum KvBudget {
     Bytes(u64),
 }
 
-/// Why sizes do not work out, with the numbers.
+/// Errors of sizes, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// There is no place for blocks that leave the pool: what the system said.
+    /// The swap file cannot be made, with the error of the system.
     #[error("cannot make the swap file: {0}")]
     Swap(String),
     /// Something must be positive.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
-    /// A block that attention cannot read in whole vectors.
+    /// A block size that attention cannot read in whole vectors.
     #[error("a KV block of {0} tokens: blocks are multiples of 16")]
     Block(u32),
-    /// A step could not give every sequence a token.
+    /// A step has fewer tokens than sequences may run.
     #[error("{max_sequences} sequences need at least as many tokens in a step, which has {max_step_tokens}")]
     StepTooSmall {
         /// Most rows in a step.
@@ -200,7 +201,7 @@ pub enum SizeError {
         /// Most tokens in a step.
         max_step_tokens: u32,
     },
-    /// Longer than the model was trained for.
+    /// A longer sequence than the model was trained for.
     #[error("the longest sequence cannot be {asked} tokens: the model's context is {context}")]
     BeyondContext {
         /// Tokens asked for.
@@ -208,20 +209,20 @@ pub enum SizeError {
         /// Tokens of the model's context.
         context: u32,
     },
-    /// One sequence of the longest length would not fit, even alone.
+    /// The longest sequence would not fit in the KV pool, even alone.
     #[error(
         "the KV cache holds {held} tokens in {blocks} blocks, fewer than the longest sequence of {asked}; \
          give it more memory or lower the maximum"
     )]
     KvTooSmall {
-        /// Tokens of the longest sequence that the pool holds.
+        /// Tokens of such a sequence that fit in the pool.
         held: u64,
         /// Blocks of the pool.
         blocks: u32,
         /// Tokens of the longest sequence.
         asked: u32,
     },
-    /// Not even one block.
+    /// The KV budget is less than one block.
     #[error("{budget} bytes of KV cache hold no block: one takes {block}")]
     NoBlock {
         /// Bytes given.
@@ -229,7 +230,7 @@ pub enum SizeError {
         /// Bytes of one block.
         block: u64,
     },
-    /// More memory than there may be.
+    /// More memory is needed than is allowed.
     #[error(
         "the model needs {} bytes, {limit} are allowed: weights {}, KV cache {}, swap space {}, workspace {}",
         ledger.total(), ledger.weights, ledger.kv, ledger.swap, ledger.workspace
@@ -242,17 +243,18 @@ pub enum SizeError {
     },
 }
 
-/// Sizes that work out.
+/// Consistent sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub geometry: Geometry,
-    /// What each rank takes.
+    /// The memory that each rank takes.
     pub ranks: Vec<Ledger>,
 }
 
 impl Sizes {
-    /// Decides the KV pool and the longest sequence, and checks the memory that all ranks take together. `ranks` are
-    /// their parts of the decoder, whose layers are in these groups; `rope_dims` sizes the rotary table.
+    /// Decides the size of the KV pool and the longest sequence, and checks the memory of all ranks together. `ranks`
+    /// are their parts of the decoder, whose layers are in these groups; `rope_dims` gives the size of the rotary
+    /// table.
     pub fn decide(
         ranks: &[ModelShape],
         rope_dims: usize,
@@ -277,7 +279,7 @@ impl Sizes {
         Sizes::check(ranks, rope_dims, geometry, options)
     }
 
-    /// Checks the memory that ranks of these sizes take together.
+    /// Checks the memory of ranks of these sizes together.
     pub fn check(
         ranks: &[ModelShape],
         rope_dims: usize,

@@ -1,30 +1,30 @@
-//! Where blocks of K and V go that the pool gives up: memory, or a file on a disk that is faster than computing.
+//! Swap space for blocks that leave the KV pool: memory, or a file on a disk that is faster than recomputing.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Places for blocks of one size, numbered from 0.
+/// Slots for blocks of one size, numbered from 0.
 pub trait Tier: Send {
-    /// Keeps a block, given in parts.
+    /// Stores a block, given in parts, in a slot.
     fn store(&mut self, slot: usize, parts: &[&[u8]]) -> io::Result<()>;
 
-    /// Gives it back. What was never stored there is an error, or zeros.
+    /// Loads a slot into the parts of a block. A slot that was never stored gives an error or zeros.
     fn load(&mut self, slot: usize, parts: &mut [&mut [u8]]) -> io::Result<()>;
 
-    /// Forgets every block and gives its room back.
+    /// Forgets every block and frees the room.
     fn clear(&mut self) -> io::Result<()>;
 }
 
-/// A second pool in memory. A slot takes memory when it is first used.
+/// A tier in memory. A slot takes memory when it is first used.
 #[derive(Debug)]
 pub struct MemoryTier {
     slots: Vec<Option<Box<[u8]>>>,
 }
 
 impl MemoryTier {
-    /// Places for so many blocks.
+    /// Makes a tier of so many slots.
     pub fn new(slots: usize) -> MemoryTier {
         MemoryTier { slots: vec![None; slots] }
     }
@@ -59,7 +59,7 @@ impl Tier for MemoryTier {
     }
 }
 
-/// A file without a name: it is gone with the process, however that ends.
+/// A tier in an unnamed file, which vanishes with the process, however that ends.
 #[derive(Debug)]
 pub struct FileTier {
     file: File,
@@ -67,8 +67,8 @@ pub struct FileTier {
 }
 
 impl FileTier {
-    /// A file in `folder` with places for `slots` blocks of `block_bytes`; the disk has to have room for all of them now. It
-    /// is not taken: others may fill the disk later, and what cannot be stored then is computed again.
+    /// Creates a file in `folder` with `slots` slots of `block_bytes` bytes. The disk must have room for all of them
+    /// now, but the room is not reserved: if others fill the disk later, blocks that cannot be stored are recomputed.
     pub fn create(folder: &Path, slots: u64, block_bytes: u64) -> io::Result<FileTier> {
         let (wanted, disk) = (slots.saturating_mul(block_bytes), rustix::fs::statvfs(folder)?);
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);

@@ -1,4 +1,4 @@
-//! The tensors that a decoder needs of a checkpoint: found and checked all together, then packed.
+//! The tensors of a decoder: finds all of them in a checkpoint and checks them, then loads them.
 
 mod error;
 mod finder;
@@ -35,7 +35,7 @@ pub(crate) struct Manifest<'a> {
 }
 
 impl<'a> Manifest<'a> {
-    /// Finds every tensor and refuses what is missing, misshapen, of another type, or unknown.
+    /// Finds every tensor. Tensors that are missing, unknown, or of another shape or type are errors.
     pub fn read(
         checkpoint: &'a Checkpoint,
         config: &DecoderConfig,
@@ -44,7 +44,7 @@ impl<'a> Manifest<'a> {
         Manifest::find(Finder::new(checkpoint, config, quantization), checkpoint, config, quantization)
     }
 
-    /// The same by headers alone: what tensors hold may be missing.
+    /// As [`read`](Self::read), by headers alone: the data of tensors may be missing.
     pub fn read_headers(
         checkpoint: &'a Checkpoint,
         config: &DecoderConfig,
@@ -63,7 +63,7 @@ impl<'a> Manifest<'a> {
         let naming = finder.naming;
         let [hidden, vocabulary] = [config.hidden, config.vocabulary].map(|size| size as u64);
         let embedding = finder.table(&naming.once(names::EMBEDDING), [hidden, vocabulary])?;
-        // No capacity is reserved: the number of layers is the file's claim until its tensors are found.
+        // No capacity is reserved: the number of layers is only a claim of the file until the tensors are found.
         let mut layers = Vec::new();
         for index in 0..config.layers {
             layers.push(LayerTensors::find(&mut finder, config, index)?);
@@ -80,8 +80,9 @@ impl<'a> Manifest<'a> {
         Ok(manifest)
     }
 
-    /// Quantizing again what is quantized would lose more than the user thinks, and leaving it as it is would be another
-    /// type than was asked for. Tables and routers have types of their own anyway.
+    /// Fails if weights are to be quantized that are quantized already: to do so would lose more than the user expects,
+    /// and to skip them would give another type than was asked for. Tables and routers are not checked; they have types
+    /// of their own.
     fn refuse_quantized_twice(&self, quantization: Option<Quantization>) -> Result<(), TensorError> {
         let Some(asked) = quantization else { return Ok(()) };
         let mut matrices = self.layers.iter().flat_map(LayerTensors::products);
@@ -94,7 +95,7 @@ impl<'a> Manifest<'a> {
         }
     }
 
-    /// What each rank holds, whose devices multiply `least_columns` columns at a time: a power of two.
+    /// The shards of the ranks. Devices multiply `least_columns` columns at a time, a power of two.
     pub fn shards(
         &self,
         config: &DecoderConfig,
@@ -108,7 +109,7 @@ impl<'a> Manifest<'a> {
         }
         let are_whole = whole_experts.is_some();
         let down = self.layers.iter().map(|layer| layer.feed_forward_block(are_whole) as u32);
-        // Blocks are powers of two: the largest is a multiple of the others.
+        // Block sizes are powers of two, so the largest is a multiple of the others.
         let shards = Shard::all(&config.shape(0), ranks, down.fold(least_columns, u32::max), whole_experts)?;
         let block = shards[0].feed_forward_unit;
         for (what, width) in config.divided_widths(are_whole).into_iter().filter(|(_, width)| *width > 0) {
@@ -127,12 +128,12 @@ impl<'a> Manifest<'a> {
         Ok(shards)
     }
 
-    /// Bytes of a rank's parts of a stage in the types that they are packed in, biases and norms in f32.
+    /// Bytes of a rank's part of a stage in packed form, with biases and norms in f32.
     pub fn bytes(&self, parts: &Parts, stage: Stage) -> u64 {
         self.bytes_by(parts, stage, MatrixTensor::bytes)
     }
 
-    /// The same on a GPU.
+    /// Bytes of a rank's part of a stage on a GPU.
     pub fn device_bytes(&self, parts: &Parts, stage: Stage) -> u64 {
         self.bytes_by(parts, stage, MatrixTensor::device_bytes)
     }
@@ -142,13 +143,13 @@ impl<'a> Manifest<'a> {
         let tables = self.tables(stage).map(|table| (table, &parts.vocabulary));
         let matrices = layers().flat_map(|layer| layer.parts(parts)).chain(tables);
         let matrices: u64 = matrices.map(|(matrix, part)| of(matrix, part)).sum();
-        // Biases are counted whole.
+        // Biases are counted as if each rank had all of them.
         let norm = stage.is_last().then_some(&self.output_norm);
         let vectors = layers().flat_map(LayerTensors::vectors).chain(norm);
         matrices + vectors.map(VectorTensor::bytes).sum::<u64>()
     }
 
-    /// The type that holds most of the layers' weights once they are packed, as `q4_1`.
+    /// The packed format of most of the layers' weights, as `q4_1`.
     pub fn dominant_type(&self) -> &'static str {
         let bytes_of = |kind: WeightType| {
             let matrices = self.layer_matrices().filter(|matrix| matrix.packed() == kind);
@@ -164,7 +165,7 @@ impl<'a> Manifest<'a> {
         &self.layers[layers.start as usize..layers.end as usize]
     }
 
-    /// The embedding, where a stage embeds or its head multiplies with it.
+    /// The embedding, if the stage embeds tokens or its head is tied to the embedding.
     fn embedding_of(&self, stage: Stage) -> Option<&MatrixTensor<'a>> {
         let reads = stage.is_first() || stage.is_last() && self.output.is_none();
         reads.then_some(&self.embedding)
@@ -182,8 +183,8 @@ impl<'a> Manifest<'a> {
         self.layers.iter().flat_map(LayerTensors::matrices)
     }
 
-    /// Has a loader take in a rank's part of every tensor of a stage, a layer at a time, a tied embedding once. The memory behind
-    /// a layer is given back before the next one is read.
+    /// Loads a rank's part of every tensor of a stage, a layer at a time, a tied embedding once. The file's memory of a
+    /// layer is freed before the next one is read.
     pub fn load<L: WeightLoader<'a>>(
         &self,
         loader: &L,
@@ -218,7 +219,7 @@ impl<'a> Manifest<'a> {
     }
 }
 
-/// How many experts ranks are to hold whole, each some of them; absent where they divide each.
+/// The number of experts, if each rank gets some whole experts; `None` if each expert is divided among ranks.
 fn whole_experts(config: &DecoderConfig, expert_parallel: bool) -> Result<Option<u32>, ShardError> {
     match (&config.experts, expert_parallel) {
         (_, false) => Ok(None),
@@ -227,7 +228,7 @@ fn whole_experts(config: &DecoderConfig, expert_parallel: bool) -> Result<Option
     }
 }
 
-/// The kernels' type for a file's, where they have one.
+/// The kernels' format for an element type; `None` if they have none.
 fn weight_type(kind: ElementType) -> Option<WeightType> {
     WeightType::ALL.into_iter().find(|&weight_type| weight_type.name() == kind.name())
 }

@@ -1,11 +1,11 @@
-//! Whether a sequence's tokens have places: checked before a backend indexes by them.
+//! Checks positions, blocks and tokens before a backend uses them as indices.
 
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
-/// Checks that `tokens` tokens from `first_position` on lie within the sequence's `blocks`, as many for each
-/// group of layers, and those within the pool.
+/// Checks that `tokens` tokens from `first_position` on fit in the sequence's `blocks`, equally many for each group of
+/// layers, and that these are blocks of the pool.
 pub(crate) fn check(geometry: &Geometry, first_position: u32, tokens: usize, blocks: &[BlockId]) -> Result<(), String> {
     let Geometry { block_tokens, blocks: pool, max_sequence_tokens, groups, .. } = *geometry;
     let end = u64::from(first_position) + tokens as u64;
@@ -25,7 +25,7 @@ pub(crate) fn check(geometry: &Geometry, first_position: u32, tokens: usize, blo
     }
 }
 
-/// Checks that a token is one of the model's.
+/// Checks that a token is in the vocabulary.
 pub(crate) fn check_token(geometry: &Geometry, token: TokenId) -> Result<(), String> {
     match token < geometry.vocabulary {
         true => Ok(()),

@@ -1,5 +1,5 @@
-//! The model families: which parts of the common decoder each uses, and the names it goes by. Another name of a family
-//! is one more word in this table.
+//! Model families: the parts of the common decoder that each uses, and its names. To support another name of a family,
+//! add it to this table.
 
 mod wrapper;
 
@@ -10,52 +10,52 @@ use crate::config::names::{self, ExpertNames};
 use wrapper::WRAPPERS;
 pub(crate) use wrapper::Wrapper;
 
-/// What distinguishes a family from the plain Llama.
+/// The differences of a family from Llama.
 #[derive(Debug)]
 pub(crate) struct Family {
     /// `general.architecture` of GGUF files.
     gguf: &'static [&'static str],
     /// `model_type` of `config.json`.
     hub: &'static [&'static str],
-    /// Queries, keys and values have biases.
+    /// Whether queries, keys and values have biases.
     pub biases: bool,
-    /// Each head of queries and keys is normed before it turns.
+    /// Whether each query and key head is normed before rotation.
     pub head_norms: bool,
-    /// Which values of a head turn together in GGUF files; on the hub it is always those half a head apart.
+    /// Which values form a rotary pair in GGUF files; in Hugging Face checkpoints they are always half a head apart.
     pub gguf_pairing: RopePairing,
-    /// Each so many layers, the last one's heads do not turn.
+    /// The heads of every n-th layer are not rotated.
     pub still_interval: Option<usize>,
-    /// Queries, keys and values are one matrix, gate and up another.
+    /// Whether queries, keys and values are one matrix, and gate and up another.
     pub fused: bool,
-    /// What the attention and the feed-forward block give is normed before it is added.
+    /// Whether the outputs of attention and of the feed-forward block are normed before they are added.
     pub post_norms: bool,
-    /// The embedding is multiplied with the root of its width.
+    /// Whether the embedding is multiplied with the square root of its width.
     pub scaled_embedding: bool,
-    /// The hub's norms multiply with one more than their weights; in GGUF files it was added.
+    /// Whether Hugging Face checkpoints store the weights of norms minus one; GGUF files store them whole.
     pub norms_above_one: bool,
-    /// Of the feed-forward block's gate.
+    /// Activation of the feed-forward block's gate.
     pub activation: Activation,
-    /// Which layers see a window of keys, where a checkpoint has one.
+    /// The layers with a window, if the checkpoint has one.
     pub local: LocalLayers,
-    /// What the layers of a mixture of experts are called; absent where the family has none.
+    /// Tensor names of a mixture of experts; `None` if the family has none.
     pub experts: Option<&'static ExpertNames>,
-    /// How the weights of a token's experts are scaled where the checkpoint does not say.
+    /// Whether the weights of a token's experts are scaled to a sum of one, unless the checkpoint says otherwise.
     pub experts_sum_to_one: bool,
 }
 
-/// The layers of a family that see only a window of keys.
+/// The layers of a family with a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum LocalLayers {
-    /// Every one.
+    /// All layers.
     All,
-    /// Every one but the last of each so many.
+    /// All layers but every n-th.
     AllButEvery {
-        /// So many.
+        /// The interval.
         interval: usize,
-        /// The base of their rotary frequencies where it is another one than the other layers'.
+        /// Base of their rotary frequencies, if it differs from that of other layers.
         rope_theta: Option<f32>,
     },
-    /// Those from `max_window_layers` on, where `use_sliding_window` says so.
+    /// The layers from `max_window_layers` on, if `use_sliding_window` is true.
     Upper,
 }
 
@@ -64,7 +64,7 @@ const LLAMA: Family = Family {
     hub: &["llama"],
     biases: false,
     head_norms: false,
-    // The converter reorders the q and k rows of Llama checkpoints so that neighbours turn together.
+    // The converter reorders the q and k rows of Llama checkpoints so that the values of a pair are neighbours.
     gguf_pairing: RopePairing::Adjacent,
     still_interval: None,
     fused: false,

@@ -1,4 +1,4 @@
-//! A decoder's configuration from a GGUF file's metadata.
+//! Reads the configuration of a decoder from the metadata of a GGUF file.
 
 mod rope;
 
@@ -57,8 +57,9 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
     })
 }
 
-/// Files do not say it. The largest of Gemma 2 and of Gemma 3, known by their layers, divide by the root of the width that
-/// a head would have if heads shared the residual stream (`query_pre_attn_scalar` of their `config.json`).
+/// The scale of attention, which files do not have. The largest models of Gemma 2 and of Gemma 3, recognized by their
+/// numbers of layers, divide by the square root of `hidden / heads` instead of the head size (`query_pre_attn_scalar`
+/// of their `config.json`).
 fn attention_scale(architecture: &str, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
     let width = match (architecture, layers) {
         ("gemma2", 46) | ("gemma3", 62) => hidden / heads,
@@ -146,7 +147,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Tokens for which the model was trained, or to which YaRN extends them: not all files count these.
+    /// The context length: the tokens that the model was trained for, or to which YaRN extends them, which not all
+    /// files count.
     fn context_tokens(self) -> Result<u32, ConfigError> {
         let extended = self.yarn()?.map_or(0, |yarn| yarn.tokens());
         Ok(self.context_length()?.max(extended))
@@ -168,7 +170,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A number in a range, or the default where it is absent.
+    /// A number in a range, or the default if it is missing.
     fn within(self, name: &str, range: RangeInclusive<f32>, default: f32) -> Result<f32, ConfigError> {
         match self.metadata.f32(&self.key(name))?.unwrap_or(default) {
             number if range.contains(&number) => Ok(number),
@@ -176,7 +178,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A soft cap, if it is there.
+    /// A soft cap; `None` if it is missing.
     fn cap(self, name: &str) -> Result<Option<f32>, ConfigError> {
         match self.metadata.f32(&self.key(name))? {
             Some(cap) if !cap.is_finite() || cap <= 0.0 => Err(self.invalid(name, cap, "finite and positive")),
@@ -184,7 +186,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The layers with a window, which is none where the context never leaves it.
+    /// The layers with a window; `None` if the context fits in the window.
     fn local(self, file: &GgufFile, head_dim: usize) -> Result<Option<LocalAttention>, ConfigError> {
         let name = "attention.sliding_window";
         let window = match self.metadata.u32(&self.key(name))? {
@@ -198,7 +200,7 @@ impl Keys<'_> {
                 let rope = rope_theta.map(|theta| self.local_rope(file, head_dim, theta)).transpose()?;
                 (LayerSet::AllButEvery(interval), rope)
             }
-            // Files do not say in which layers.
+            // Files do not say which layers.
             LocalLayers::Upper => return Err(self.unsupported(name, window.to_string(), "a window")),
         };
         let needless = window >= self.context_tokens()? as usize && rope.is_none();

@@ -1,4 +1,4 @@
-//! A decoder's configuration from the hub's `config.json`.
+//! Reads the configuration of a decoder from the `config.json` of a Hugging Face checkpoint.
 
 mod rope;
 
@@ -15,10 +15,10 @@ use crate::config::family::{Family, LocalLayers, Wrapper};
 use crate::config::names::{Naming, Nesting, OUTPUT};
 use crate::config::quantization_config::Schemes;
 
-/// Largest dimension of any kind: those of GGUF files are u32 too.
+/// Largest size of any kind; those of GGUF files are u32 too.
 const MAX_SIZE: u64 = u32::MAX as u64;
 
-/// Reads the configuration of a folder: of one of more than text, that of its text.
+/// Reads the configuration of a folder. For models of more than text it is that of the text model.
 pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
     match Wrapper::of(folder.config()) {
         None => read_decoder(folder, Keys::of(folder.config()), Naming::Hub(Nesting::Alone)),
@@ -81,7 +81,7 @@ fn read_decoder(folder: &HubFolder, keys: Keys<'_>, naming: Naming) -> Result<De
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     values: &'a Value,
-    /// The keys that lead to the object, and nothing behind them.
+    /// The keys that lead to the object, then empty strings.
     path: [&'static str; 3],
 }
 
@@ -90,14 +90,14 @@ impl<'a> Keys<'a> {
         Keys { values: config, path: [""; 3] }
     }
 
-    /// Those of the object at `key`, which may be absent.
+    /// The keys of the object at `key`, which may be missing.
     fn inside(self, key: &'static str) -> Keys<'a> {
         let Keys { values, mut path } = self;
         path.iter_mut().find(|place| place.is_empty()).into_iter().for_each(|place| *place = key);
         Keys { values: &values[key], path }
     }
 
-    /// What messages call a key.
+    /// The name of a key in messages.
     fn name(self, key: &str) -> String {
         let objects = self.path.into_iter().filter(|object| !object.is_empty()).map(|object| format!("{object}."));
         format!("config.json: {}{key}", objects.collect::<String>())
@@ -140,7 +140,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A Boolean; false where it is absent.
+    /// A Boolean; false if it is missing.
     fn flag(self, key: &str) -> Result<bool, ConfigError> {
         match &self.values[key] {
             Value::Null => Ok(false),
@@ -149,7 +149,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A finite number above zero, or the default where it is absent.
+    /// A finite number above zero, or the default if it is missing.
     fn positive(self, key: &str, default: Option<f32>) -> Result<f32, ConfigError> {
         match (self.values[key].as_f64().map(|number| number as f32), default) {
             (Some(number), _) if number.is_finite() && number > 0.0 => Ok(number),
@@ -158,7 +158,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A number in a range, or the default where it is absent.
+    /// A number in a range, or the default if it is missing.
     fn within(self, key: &str, range: RangeInclusive<f32>, default: Option<f32>) -> Result<f32, ConfigError> {
         match (self.values[key].as_f64().map(|number| number as f32), default) {
             (Some(number), _) if range.contains(&number) => Ok(number),
@@ -167,12 +167,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A finite number above zero, if it is there.
+    /// A finite number above zero; `None` if it is missing.
     fn optional(self, key: &str) -> Result<Option<f32>, ConfigError> {
         if self.absent(key) { Ok(None) } else { self.positive(key, None).map(Some) }
     }
 
-    /// Tokens for which the model was trained, or to which YaRN extends them: not all files count these.
+    /// The context length: the tokens that the model was trained for, or to which YaRN extends them, which not all
+    /// files count.
     fn context_tokens(self) -> Result<u32, ConfigError> {
         let extended = self.yarn()?.map_or(0, |yarn| yarn.tokens());
         Ok(self.position_embeddings()?.max(extended))
@@ -192,7 +193,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The layers with a window, which is none where the context never leaves it.
+    /// The layers with a window; `None` if the context fits in the window.
     fn local(self, family: &Family, layers: usize, head_dim: usize) -> Result<Option<LocalAttention>, ConfigError> {
         let off = family.local == LocalLayers::Upper && !self.flag("use_sliding_window")?;
         if off || self.absent("sliding_window") {
@@ -208,7 +209,7 @@ impl<'a> Keys<'a> {
         Ok((!needless).then_some(LocalAttention { window, layers: set, rope }))
     }
 
-    /// Newer files list the kind of every layer.
+    /// The layers with a window; newer files list the kind of every layer.
     fn local_layers(self, family: &Family, layers: usize) -> Result<LayerSet, ConfigError> {
         if !self.absent("layer_types") {
             return self.listed_layers(layers);
@@ -261,7 +262,7 @@ impl<'a> Keys<'a> {
         Ok(Some(ExpertsConfig { count, held, used, feed_forward, shared_feed_forward, sum_to_one, names }))
     }
 
-    /// Features that a file of a supported family may ask for and that would change its output.
+    /// Refuses features of a supported family that are not implemented and would change the output.
     fn refuse_features(self, family: &Family) -> Result<(), ConfigError> {
         for (key, feature) in
             [("attention_bias", "a bias of the attention's output"), ("mlp_bias", "a bias of the feed-forward block")]
@@ -273,7 +274,7 @@ impl<'a> Keys<'a> {
         let key = if self.absent("hidden_activation") { "hidden_act" } else { "hidden_activation" };
         let names: &[&str] = match family.activation {
             Activation::Silu => &["silu"],
-            // Files of the first Gemma say gelu and mean this one.
+            // Files of the first Gemma say gelu but mean this one.
             Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu"],
         };
         match self.absent(key) || self.values[key].as_str().is_some_and(|name| names.contains(&name)) {

@@ -1,8 +1,8 @@
-//! What each kind of checkpoint calls the decoder's tensors.
+//! The tensor names of decoders, in each kind of checkpoint.
 
 use windlass_checkpoint::HubFolder;
 
-/// A tensor, or one in each layer, by both names.
+/// A tensor, or one in each layer, with its names in GGUF files and in Hugging Face checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Name {
     gguf: &'static str,
@@ -28,11 +28,11 @@ pub(crate) const GATE: Name = name("ffn_gate", "mlp.gate_proj");
 pub(crate) const UP: Name = name("ffn_up", "mlp.up_proj");
 pub(crate) const DOWN: Name = name("ffn_down", "mlp.down_proj");
 
-/// Query, key and value in one.
+/// Query, key and value in one matrix.
 pub(crate) const FUSED_QKV: Name = name("attn_qkv", "self_attn.qkv_proj");
-/// Gate and up in one.
+/// Gate and up in one matrix.
 pub(crate) const FUSED_GATE_UP: Name = name("ffn_up", "mlp.gate_up_proj");
-/// Families that norm behind a block too have other names for the norm before the feed-forward block.
+/// Families with norms after blocks have other names for the norm before the feed-forward block.
 pub(crate) const POST_ATTENTION_NORM: Name = name("post_attention_norm", "post_attention_layernorm");
 pub(crate) const PRE_FEED_FORWARD_NORM: Name = name("ffn_norm", "pre_feedforward_layernorm");
 pub(crate) const POST_FEED_FORWARD_NORM: Name = name("post_ffw_norm", "post_feedforward_layernorm");
@@ -40,8 +40,8 @@ pub(crate) const POST_FEED_FORWARD_NORM: Name = name("post_ffw_norm", "post_feed
 pub(crate) const ROPE_FACTORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// The parts of a mixture of experts. GGUF files stack all experts' matrices in one tensor; the hub has one each, in
-/// which `{}` stands for its number.
+/// The tensors of a mixture of experts. GGUF files stack the matrices of all experts in one tensor; Hugging Face
+/// checkpoints have a tensor each, with the index of the expert in place of `{}`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ExpertNames {
     pub router: Name,
@@ -73,10 +73,10 @@ pub(crate) const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
     ..QWEN_EXPERTS
 };
 
-/// How tensors end on the hub that are no weights.
+/// Ends of names in Hugging Face checkpoints of tensors that are no weights.
 const NO_WEIGHTS: [&str; 3] = [".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale"];
 
-/// How tensors of images begin in a folder of more than text.
+/// Starts of names of tensors that read images.
 const OF_IMAGES: [&str; 4] =
     ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
 
@@ -87,25 +87,25 @@ pub(crate) enum Naming {
     Hub(Nesting),
 }
 
-/// Where a folder has the decoder.
+/// Where a folder has the text decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
-    /// Alone: `model.layers`, `lm_head`.
+    /// A text model: `model.layers`, `lm_head`.
     Alone,
-    /// Whole beside what reads images: `language_model.model.layers`, `language_model.lm_head`.
+    /// A whole model beside one that reads images: `language_model.model.layers`, `language_model.lm_head`.
     Beside,
-    /// Within one model with that, as newer tools write it: `model.language_model.layers`, `lm_head`.
+    /// Within one model, as newer tools write it: `model.language_model.layers`, `lm_head`.
     Within,
 }
 
 impl Nesting {
-    /// Where a folder of more than text has it.
+    /// Where a folder of a model of more than text has it.
     pub fn of(folder: &HubFolder) -> Nesting {
         let within = folder.tensor(&Naming::Hub(Nesting::Within).once(EMBEDDING));
         if within.is_some() { Nesting::Within } else { Nesting::Beside }
     }
 
-    /// The name of what is `plain` where the decoder is alone.
+    /// The name of the tensor that is called `plain` in a text model.
     fn name(self, plain: String) -> String {
         match (self, plain.strip_prefix("model.")) {
             (Nesting::Beside, _) => format!("language_model.{plain}"),
@@ -116,7 +116,7 @@ impl Nesting {
 }
 
 impl Naming {
-    /// The weights of a part that the decoder has once.
+    /// Name of the weights that the decoder has once.
     pub fn once(self, name: Name) -> String {
         match self {
             Naming::Gguf => format!("{}.weight", name.gguf),
@@ -124,18 +124,19 @@ impl Naming {
         }
     }
 
-    /// The weights of a layer's part.
+    /// Name of the weights in a layer.
     pub fn weight(self, layer: usize, name: Name) -> String {
         self.in_layer(layer, name, "weight")
     }
 
-    /// The bias of a layer's part.
+    /// Name of the bias in a layer.
     pub fn bias(self, layer: usize, name: Name) -> String {
         self.in_layer(layer, name, "bias")
     }
 
-    /// Whether a tensor is no weight of the decoder: what older checkpoints saved along, what the configuration reads,
-    /// what was measured for a cache of eight-bit floats, whose rows have scales of their own here, or what reads images.
+    /// Whether a tensor is not a weight of the decoder: tables that older checkpoints saved, tensors that the
+    /// configuration reads, scales that were measured for a KV cache of eight-bit floats (rows have their own scales
+    /// here), and weights that read images.
     pub fn is_no_weight(self, tensor: &str) -> bool {
         match self {
             Naming::Gguf => ROPE_FACTORS.contains(&tensor),

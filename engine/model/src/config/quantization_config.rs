@@ -1,4 +1,4 @@
-//! `quantization_config`: what tools say of how they quantized a checkpoint.
+//! Reads `quantization_config`, in which tools describe how they quantized a checkpoint.
 
 mod groups;
 mod overrides;
@@ -14,11 +14,11 @@ pub(crate) use scheme::{Float8Scales, GptqZeros, Layout, Scheme, replace};
 pub(crate) use schemes::Schemes;
 use schemes::{MAX_RULES, Modules, Pattern, Rule};
 
-/// Where it is.
+/// The name of the object in messages.
 const KEY: &str = "config.json: quantization_config";
 
 impl Schemes {
-    /// Reads `quantization_config`; `None` where the checkpoint has none.
+    /// Reads `quantization_config`; `None` if the checkpoint has none.
     pub fn read(folder: &HubFolder) -> Result<Option<Schemes>, ConfigError> {
         let config = Config { values: &folder.config()["quantization_config"], path: KEY.to_owned() };
         match &config.values["quant_method"] {
@@ -32,12 +32,12 @@ impl Schemes {
 /// `quantization_config`, or an object in it.
 struct Config<'a> {
     values: &'a Value,
-    /// What messages call the object.
+    /// The name of the object in messages.
     path: String,
 }
 
 impl<'a> Config<'a> {
-    /// The object at `key`, which may be absent.
+    /// The object at `key`, which may be missing.
     fn inside(&self, key: &str) -> Config<'a> {
         Config { values: &self.values[key], path: format!("{}.{key}", self.path) }
     }
@@ -87,7 +87,7 @@ impl<'a> Config<'a> {
         Ok(Scheme::of_weights(Layout::Awq, self.group("group_size")?))
     }
 
-    /// That of auto-round, which packs integers as one of the others does.
+    /// Reads the configuration of auto-round, which packs integers as GPTQ or AWQ does.
     fn auto_round(&self) -> Result<Schemes, ConfigError> {
         self.expect("data_type", &["int".into()])?;
         let scheme: ReadScheme = match self.values["packing_format"].as_str() {
@@ -121,7 +121,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// -1 and nothing stand for all inputs.
+    /// The group size; -1 and a missing value stand for all inputs.
     fn group(&self, key: &str) -> Result<Option<usize>, ConfigError> {
         match self.values[key].as_i64() {
             None if self.values[key].is_null() => Ok(None),
@@ -131,7 +131,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Refuses more rules at `key` than are searched for each matrix.
+    /// Fails if there are more rules at `key` than are searched for each matrix.
     fn check_rules(&self, key: &str, rules: usize) -> Result<(), ConfigError> {
         match rules {
             0..=MAX_RULES => Ok(()),
@@ -148,7 +148,7 @@ impl<'a> Config<'a> {
     }
 }
 
-/// The rule of the modules whose names are like a pattern, which is at `key`; `compile` says where in them.
+/// The rule for modules whose names match the pattern at `key`; `compile` says where in the name it matches.
 fn rule_of_pattern(
     key: &str,
     pattern: &str,

@@ -1,42 +1,42 @@
-//! YaRN (Peng et al. 2023, arXiv 2309.00071): a longer context from frequencies that are stretched where they are low.
+//! YaRN (Peng et al. 2023, arXiv 2309.00071): extends the context by scaling low rotary frequencies.
 
 use std::f64::consts::TAU;
 use std::ops::RangeInclusive;
 
 use super::MAX_CONTEXT_TOKENS;
 
-/// Times by which a context may grow: from one token to all there may be.
+/// Allowed factors by which a context grows.
 pub(super) const FACTORS: RangeInclusive<f32> = 1.0..=MAX_CONTEXT_TOKENS as f32;
-/// Turns in the original context of which pairs that turn more keep their frequency, and of which those that turn less are
-/// stretched in full, where a file names none.
+/// Default ends of the ramp, in turns over the original context: pairs with more turns than the first keep their
+/// frequency, those with fewer than the second are scaled in full.
 pub(super) const BETA_FAST: f32 = 32.0;
 pub(super) const BETA_SLOW: f32 = 1.0;
-/// Least places between the ends of the ramp, which divide: where these have passed each other, as they do with bases and contexts
-/// that no model has, llama.cpp takes so many and transformers a negative number.
+/// Least distance between the ends of the ramp, by which is divided. Bases and contexts of no known model make the ends
+/// cross; then llama.cpp uses this distance, and transformers a negative number.
 const LEAST_RAMP: f64 = 0.001;
 
-/// What a checkpoint says of it, its numbers checked.
+/// The parameters of a checkpoint, checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Yarn {
-    /// How much longer the context became.
+    /// Factor by which the context grows.
     pub factor: f32,
-    /// Tokens of the context before.
+    /// Tokens of the original context.
     pub original_tokens: u32,
     pub beta_fast: f32,
     pub beta_slow: f32,
-    /// The ramp begins and ends at whole pairs.
+    /// Whether the ramp starts and ends at whole pairs.
     pub truncate: bool,
-    /// Length of what was turned.
+    /// Factor of the length of rotated vectors.
     pub magnitude: f32,
 }
 
 impl Yarn {
-    /// Tokens of the longer context.
+    /// Tokens of the extended context.
     pub fn tokens(&self) -> u32 {
         (f64::from(self.original_tokens) * f64::from(self.factor)).min(MAX_CONTEXT_TOKENS.into()) as u32
     }
 
-    /// What divides each pair's frequency. The base is above 1.
+    /// The divisors of each pair's frequency. The base is above 1.
     pub fn factors(&self, pairs: usize, theta: f32) -> Vec<f32> {
         let [first, last] = self.ramp(2 * pairs, theta);
         let stretched = |pair: usize| ((pair as f64 - first) / (last - first).max(LEAST_RAMP)).clamp(0.0, 1.0);
@@ -44,7 +44,7 @@ impl Yarn {
         (0..pairs).map(|pair| (1.0 / (1.0 - stretched(pair) + stretched(pair) / factor)) as f32).collect()
     }
 
-    /// The places, counted in pairs, at which pairs begin to be stretched and from which they are in full.
+    /// The ends of the ramp, as indices of pairs: where scaling starts, and where it is full.
     fn ramp(&self, dims: usize, theta: f32) -> [f64; 2] {
         let place = |turns: f32| {
             let wavelength = f64::from(self.original_tokens) / (f64::from(turns) * TAU);
@@ -56,7 +56,7 @@ impl Yarn {
     }
 }
 
-/// Length of what was turned, by the paper's fit (its section 3.4) where `scale` is 1.
+/// Factor of the length of rotated vectors, by the fit of the paper's section 3.4 if `scale` is 1.
 pub(super) fn magnitude(factor: f32, scale: f32) -> f32 {
     1.0 + 0.1 * scale * factor.ln()
 }

@@ -1,4 +1,4 @@
-//! A decoder's blocks on a CPU.
+//! The blocks of a decoder on a CPU.
 
 use std::convert::Infallible;
 
@@ -17,7 +17,8 @@ impl Layout for CpuBackend {
     type Experts = CpuExperts;
 }
 
-/// It computes at once. Where a rank of its group has failed it panics: nothing can be computed any more.
+/// Calls compute before they return. They panic if another rank of the group has failed, since nothing can be computed
+/// any more.
 impl Backend for CpuBackend {
     type Step<'a> = CpuStep<'a>;
     type Error = Infallible;
@@ -68,7 +69,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    /// With the norm before the feed-forward block, which reads the residual stream as this block leaves it.
+    /// Computes the norm before the feed-forward block too, while the residual stream is in the cache.
     fn project_out(
         &mut self,
         step: &CpuStep<'_>,
@@ -122,14 +123,14 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Adds what a feed-forward block gave to the residual stream.
+/// Adds the output of a feed-forward block to the residual stream.
 fn add_projected(tokens: usize, norm: Option<&Vec<f32>>, ops: &mut CpuOps, work: &mut Workspace) {
     ops.all_reduce(tokens, &mut work.projected);
     norm_projected(tokens, norm, ops, work);
     ops.add(tokens, &mut work.residual, &work.projected);
 }
 
-/// Norms what a block gave, in families that do.
+/// Norms the output of a block, in families that do.
 fn norm_projected(tokens: usize, norm: Option<&Vec<f32>>, ops: &CpuOps, work: &mut Workspace) {
     if let Some(norm) = norm {
         ops.rms_norm(tokens, &work.projected, norm, &mut work.normed);

@@ -1,5 +1,6 @@
-//! A mixture of experts on the CPU: tokens are grouped by expert, so that an expert's weights are read once for all of
-//! them. Of experts that other ranks hold nothing is computed. What a token gets is added in the order of the experts: the same bits in every batch.
+//! Mixtures of experts on the CPU. Tokens are grouped by expert, so that the weights of an expert are read once for all
+//! its tokens; experts of other ranks are skipped. A token's sum over experts is computed in the order of experts, so
+//! it has the same bits in every batch.
 
 use windlass_kernels::PackedMatrix;
 
@@ -7,7 +8,7 @@ use super::workspace::Workspace;
 use super::{CpuExperts, CpuGated, CpuOps};
 use crate::config::ExpertsConfig;
 
-/// A token that goes through an expert.
+/// A token routed to an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Routed {
     token: usize,
@@ -15,7 +16,7 @@ struct Routed {
 }
 
 impl CpuOps {
-    /// `projected = Σ weight · expert(normed)` of the first `tokens` tokens, over the experts that are held.
+    /// `projected = Σ weight · expert(normed)` of the first `tokens` tokens, over the experts that this rank has.
     pub(super) fn mix(&mut self, tokens: usize, experts: &CpuExperts, work: &mut Workspace) {
         let values = tokens * self.config().hidden;
         let shares = self.route(&experts.router, &work.normed[..values]);
@@ -29,7 +30,7 @@ impl CpuOps {
         }
     }
 
-    /// The tokens of each expert that is held.
+    /// The tokens of each expert that this rank has.
     fn route(&mut self, router: &PackedMatrix, input: &[f32]) -> Vec<Vec<Routed>> {
         let mut scores = vec![0.0; input.len() / self.config().hidden * router.rows()];
         self.multiply(input.len() / router.inputs(), input, [(router, &mut scores)]);
@@ -64,7 +65,8 @@ impl CpuOps {
     }
 }
 
-/// The experts with the highest scores, the first of equals, in their order: each with its share of the softmax.
+/// The experts with the highest scores in ascending order of index, each with its weight by softmax. Of equal scores
+/// the lower index is chosen.
 fn choose(scores: &[f32], experts: &ExpertsConfig) -> Vec<(usize, f32)> {
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();

@@ -1,4 +1,4 @@
-//! A model, or a stage of one, on its way to a CPU.
+//! Plans the loading of a model, or of a stage of one, to a CPU.
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::{KvDataType, Ledger};
@@ -18,36 +18,36 @@ use crate::sharded::ShardedModel;
 use crate::sizes::{LoadOptions, SizeError, Sizes};
 use crate::weights::part::Parts;
 
-/// A model, loaded and not yet handed to an executor: for references and measurements that drive it step by step.
+/// A loaded model without an executor: for references and measurements that run it step by step.
 pub struct Built {
     /// The decoder with its weights.
     pub decoder: CpuDecoder,
-    /// Sizes that steps must keep.
+    /// The bounds of steps.
     pub geometry: Geometry,
-    /// What the model is.
+    /// The shape of the model.
     pub shape: ModelShape,
-    /// What each rank takes.
+    /// The memory that each rank takes.
     pub ledgers: Vec<Ledger>,
-    /// The type of most of its weights, as `q4_1`.
+    /// The weight format of most weights, as `q4_1`.
     pub weight_type: &'static str,
 }
 
 impl Built {
-    /// What all ranks take together.
+    /// The memory that all ranks take together.
     pub fn ledger(&self) -> Ledger {
         self.ledgers.iter().copied().sum()
     }
 }
 
-/// A stage of a model, of which it is known what each rank will take.
+/// A stage of a model that is not loaded yet, with the shapes of the ranks' parts.
 pub(crate) struct CpuPlan<'a> {
     pub model: ShardedModel<'a>,
-    /// The ranks' parts of the stage.
+    /// The shapes of the ranks' parts of the stage.
     pub shapes: Vec<ModelShape>,
 }
 
 impl<'a> CpuPlan<'a> {
-    /// Finds and checks every tensor; `stage` says which part of the whole model this is.
+    /// Finds and checks every tensor; `stage` chooses the part of the model.
     pub fn read(
         checkpoint: &'a Checkpoint,
         options: &LoadOptions,
@@ -69,17 +69,17 @@ impl<'a> CpuPlan<'a> {
         &self.model.config
     }
 
-    /// The sizes that the options come to, where layers are in these groups.
+    /// The sizes by the options, with these groups of layers.
     pub fn sizes(&self, groups: KvGroups, options: &LoadOptions) -> Result<Sizes, SizeError> {
         Sizes::decide(&self.shapes, self.config().rotary_dims(), groups, options)
     }
 
-    /// How this process presents itself to the other stages.
+    /// The introduction of this process to the other stages.
     pub fn join(&self, node_rank: u32, options: &LoadOptions) -> Join {
         self.model.join(node_rank, ("cpu", options.choices_on_cpu()))
     }
 
-    /// Packs every rank's part near the memory that it will read.
+    /// Packs the part of each rank in the memory nearest to its processors.
     pub fn build(&self, sizes: Sizes, options: &LoadOptions) -> Result<Built, LoadError> {
         let (count, geometry) = (self.model.shards.len(), sizes.geometry);
         let with = Member::group(count).into_iter().zip(shares(count, options.threads));
@@ -129,16 +129,16 @@ impl<'a> CpuPlan<'a> {
     }
 }
 
-/// A rank's share of the machine.
+/// The threads and processors of a rank.
 #[derive(Debug, PartialEq, Eq)]
 struct ProcessorShare {
     threads: usize,
-    /// Empty for any.
+    /// Ids of the processors; empty for any.
     processors: Vec<usize>,
 }
 
-/// Divides `threads` among ranks: with a thread for each processor a rank gets processors of its own, in as few memory
-/// nodes as can be. A rank has a thread at least.
+/// Divides `threads` among ranks, at least one each. If there is a thread for each processor, each rank gets its own
+/// processors, on as few NUMA nodes as possible.
 fn shares(ranks: usize, threads: usize) -> Vec<ProcessorShare> {
     let exclusive = Some(processors::shares(ranks))
         .filter(|shares| ranks > 1 && shares.iter().map(Vec::len).sum::<usize>() == threads);

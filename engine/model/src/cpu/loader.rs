@@ -1,4 +1,4 @@
-//! Packs weights for a CPU, a strip of rows at a time.
+//! Packs weights for a CPU, some rows at a time.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use crate::decoder::Matrices;
 use crate::weights::TensorError;
 use crate::weights::{FileRows, GatedFiles, WeightLoader};
 
-/// Query, key and value.
+/// The projections of query, key and value.
 #[allow(missing_docs)] // the field's own names
 pub struct CpuQkv {
     pub query: PackedMatrix,
@@ -27,11 +27,12 @@ pub struct CpuGated {
 
 /// A mixture of experts.
 pub struct CpuExperts {
-    /// Gives each token a score for each expert.
+    /// The router, which computes a score for each token and expert.
     pub router: PackedMatrix,
-    /// In the order of their scores.
+    /// The experts, in the order of their scores.
     pub experts: Vec<CpuGated>,
-    /// The one that every token goes through besides: its weight is the logistic function of the vector's product with the token.
+    /// The shared expert, which every token goes through. Its weight is the logistic function of the product of the
+    /// vector and the token.
     pub shared: Option<(CpuGated, Vec<f32>)>,
 }
 
@@ -54,7 +55,7 @@ impl Matrices<PackedMatrix> for CpuExperts {
     }
 }
 
-/// Packs with the threads that will multiply.
+/// Packs weights with the threads that will compute.
 #[derive(Debug)]
 pub(crate) struct CpuLoader<'p> {
     /// The threads.
@@ -62,7 +63,8 @@ pub(crate) struct CpuLoader<'p> {
 }
 
 impl CpuLoader<'_> {
-    /// Packs rows of the first type that `make` makes rows of the second of: some at a time, whose memory is given back then.
+    /// Packs rows of type `from`, from which `make` makes rows of type `to`, some at a time. The memory of packed rows
+    /// is freed.
     fn pack_strips<'a>(
         &self,
         (from, to): (WeightType, WeightType),

@@ -1,4 +1,4 @@
-//! The ops of a CPU over activations: `[tokens, width]`, row after row.
+//! Operations of a CPU on activations `[tokens, width]`, row-major.
 
 use std::ops::Range;
 
@@ -18,47 +18,48 @@ pub(crate) struct CpuOps {
     pool: Pool,
     kv_layers: KvLayers,
     cache: KvCache,
-    /// Blocks of the cache while its memory is held.
+    /// Number of blocks of the cache while it is allocated.
     blocks: usize,
-    /// One for each of the configuration's `ropes`.
+    /// One table for each of the configuration's `ropes`.
     ropes: Vec<RopeTable>,
     activations: Activations,
     share: Share,
-    /// The input of an op that works in place.
+    /// A copy of the input of an operation that works in place.
     pub(super) scratch: Vec<f32>,
 }
 
-/// A rank's share of what its group holds together.
+/// The link of a rank to its group.
 #[derive(Debug)]
 pub(crate) struct Share {
-    /// Where it meets the others.
+    /// The rank's side of the collectives.
     pub member: Member,
-    /// Tokens whose embeddings and logits it holds.
+    /// The token ids whose embeddings and logits this rank has.
     pub vocabulary: Range<usize>,
 }
 
-/// A batch with its rows in the form that attention reads.
+/// A batch, with its rows in the form that attention reads.
 #[derive(Debug)]
 pub struct CpuStep<'a> {
     batch: &'a Batch,
-    /// By group of layers.
+    /// The rows, for each group of layers.
     rows: Vec<Vec<AttentionRow<'a>>>,
 }
 
 impl CpuStep<'_> {
-    /// Tokens of the step.
+    /// Number of tokens of the step.
     pub(super) fn tokens(&self) -> usize {
         self.batch.tokens().len()
     }
 
-    /// Tokens of it that get logits.
+    /// Indices of the tokens that get logits.
     pub(super) fn logit_tokens(&self) -> &[usize] {
         self.batch.logit_tokens()
     }
 }
 
 impl CpuOps {
-    /// With a KV cache of type `kv`, as large as `geometry` says. `config` is that of the rank's part of the decoder.
+    /// Makes the operations, with a KV cache of type `kv` of the sizes of `geometry`. `config` is that of the rank's
+    /// part.
     pub fn new(
         pool: Pool,
         activations: Activations,
@@ -79,7 +80,7 @@ impl CpuOps {
         CpuOps { config, pool, kv_layers, cache, blocks, ropes, activations, share, scratch: Vec::new() }
     }
 
-    /// The rank's part of the decoder.
+    /// The configuration of the rank's part of the decoder.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
@@ -100,13 +101,13 @@ impl CpuOps {
         &self.cache
     }
 
-    /// Takes the cache's memory, or gives it back with everything in it.
+    /// Allocates the memory of the cache if `held`, else frees it with its contents.
     pub(super) fn hold_kv(&mut self, held: bool) {
         let blocks = if held { self.blocks } else { 0 };
         self.cache = KvCache::new(self.cache.layout(), self.cache.kind(), self.cache.layers(), blocks);
     }
 
-    /// Makes a batch ready.
+    /// Prepares a batch.
     pub(super) fn begin<'a>(&self, batch: &'a Batch) -> CpuStep<'a> {
         let groups = self.kv_layers.groups;
         let row = |row: BatchRow<'a>, group| AttentionRow {
@@ -119,7 +120,7 @@ impl CpuOps {
         CpuStep { batch, rows: (0..groups).map(rows).collect() }
     }
 
-    /// `out[t] = table[token of t] · scale`; of a token whose row another rank holds, zeros.
+    /// `out[t] = table[token of t] · scale`; zeros if another rank has the row.
     pub(super) fn embed(&self, step: &CpuStep<'_>, table: &PackedMatrix, out: &mut [f32]) {
         let held = &self.share.vocabulary;
         for (&token, out) in step.batch.tokens().iter().zip(out.chunks_exact_mut(table.cols())) {
@@ -134,7 +135,7 @@ impl CpuOps {
         }
     }
 
-    /// `out[i] = input[token of the i-th logits]`.
+    /// `out[i] = input[i-th token with logits]`.
     pub(super) fn gather_logit_tokens(&self, step: &CpuStep<'_>, input: &[f32], out: &mut [f32]) {
         let width = self.config.hidden;
         for (&token, out) in step.logit_tokens().iter().zip(out.chunks_exact_mut(width)) {
@@ -142,13 +143,13 @@ impl CpuOps {
         }
     }
 
-    /// Root-mean-square norm of so many tokens.
+    /// Root-mean-square norm of the first `tokens` tokens (Zhang and Sennrich 2019).
     pub(super) fn rms_norm(&self, tokens: usize, input: &[f32], weight: &[f32], out: &mut [f32]) {
         let values = tokens * weight.len();
         ops::rms_norm(&self.pool, &input[..values], weight, self.config.norm_epsilon, &mut out[..values]);
     }
 
-    /// `residual += addend`, and its norm into `out`.
+    /// `residual += addend`, and `out` is the norm of the sum.
     pub(super) fn add_rms_norm(
         &self,
         tokens: usize,
@@ -168,7 +169,7 @@ impl CpuOps {
         ops::add(&self.pool, &mut residual[..values], &addend[..values]);
     }
 
-    /// Products of so many tokens of one input with several matrices.
+    /// Products of the first `tokens` tokens with several matrices of the same input.
     pub(super) fn multiply<const N: usize>(
         &mut self,
         tokens: usize,
@@ -184,7 +185,7 @@ impl CpuOps {
         ops::matmul_many(&self.pool, &self.activations, &mut products);
     }
 
-    /// Root-mean-square norm of every head, of so many tokens whose heads are `width` values together.
+    /// Root-mean-square norm of every head of the first `tokens` tokens, whose heads have `width` values together.
     pub(super) fn norm_heads(&mut self, tokens: usize, width: usize, values: &mut [f32], weight: &[f32]) {
         let values = &mut values[..tokens * width];
         self.scratch.clear();
@@ -192,7 +193,7 @@ impl CpuOps {
         ops::rms_norm(&self.pool, &self.scratch, weight, self.config.norm_epsilon, values);
     }
 
-    /// Turns every query and key head of a layer by its token's position.
+    /// Rotates every query and key head of a layer by its token's position (RoPE, Su et al. 2021).
     pub(super) fn rope(&self, step: &CpuStep<'_>, layer: usize, query: &mut [f32], key: &mut [f32]) {
         let (pairing, head_dim) = (self.config.rope.pairing, self.config.head_dim);
         let table = &self.ropes[self.config.rope_index(layer)];
@@ -202,7 +203,7 @@ impl CpuOps {
         }
     }
 
-    /// Writes keys and values into their blocks.
+    /// Writes keys and values to their blocks.
     pub(super) fn append_kv(&mut self, step: &CpuStep<'_>, layer: usize, key: &[f32], value: &[f32]) {
         let values = step.tokens() * self.config.kv_width();
         let KvLocation { group, index } = self.kv_layers.location(layer);
@@ -228,26 +229,26 @@ impl CpuOps {
         }
     }
 
-    /// Bends logits where the model has a cap for them.
+    /// Applies the model's soft cap to logits, if it has one.
     pub(super) fn cap_logits(&self, rows: usize, logits: &mut [f32]) {
         if let Some(cap) = self.config.logit_soft_cap {
             ops::soft_cap(&self.pool, cap, &mut logits[..rows * self.share.vocabulary.len()]);
         }
     }
 
-    /// Adds up what the ranks hold of `values`, which are as wide as the residual stream, in the order of ranks. Alone,
-    /// nothing changes.
+    /// Replaces `values` `[tokens, hidden]` by their sum over the ranks, in the order of ranks. A single rank leaves
+    /// them unchanged.
     pub(super) fn all_reduce(&mut self, tokens: usize, values: &mut [f32]) {
         self.share.member.all_reduce(&self.pool, &mut values[..tokens * self.config.hidden]);
     }
 
-    /// Puts the ranks' columns of logits side by side on the first rank. Alone, nothing changes.
+    /// Gathers the ranks' columns of logits on the first rank. A single rank leaves them unchanged.
     pub(super) fn gather_logits(&mut self, rows: usize, logits: &mut [f32]) {
         let Share { member, vocabulary } = &mut self.share;
         member.gather_columns(rows, vocabulary.len(), logits);
     }
 
-    /// Tells the other ranks not to wait for this one any more.
+    /// Makes the other ranks stop waiting for this one.
     pub(super) fn leave(&self, why: &str) {
         self.share.member.leave(why);
     }

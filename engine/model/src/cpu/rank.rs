@@ -1,4 +1,4 @@
-//! A decoder on a CPU, whole or a rank's part of it.
+//! A rank: a decoder, or its part of one, on a CPU.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,7 +22,7 @@ pub type CpuDecoder = Ranks<CpuRank>;
 /// A rank's part of a decoder on a CPU.
 #[derive(Debug)]
 pub struct CpuRank {
-    /// The part.
+    /// The rank's part of the decoder.
     pub(crate) decoder: Decoder<CpuBackend>,
     /// The processors that its thread is confined to; empty for any.
     pub(crate) processors: Vec<usize>,
@@ -53,7 +53,7 @@ impl Model for CpuRank {
     }
 
     /// # Panics
-    /// When the batch is larger than the decoder was made for, or names tokens, positions or blocks it does not have; and when
+    /// If the batch exceeds the sizes of the decoder, or has tokens, positions or blocks that do not exist; or if
     /// another rank has failed.
     fn forward(&mut self, batch: &Batch) -> Result<(), Infallible> {
         let step = self.ops().begin(batch);
@@ -67,7 +67,7 @@ impl Model for CpuRank {
         let slots: Vec<Slot<'_>> = rows.map(|row| Mutex::new((row, Err(SampleError::AllBanned)))).collect();
         ops.pool().for_each_chunk(tasks.len(), 1, |range| {
             for index in range {
-                // One worker alone takes each slot; a poisoned one belongs to a panic that ends the step anyway.
+                // Only one worker takes each slot. A poisoned slot belongs to a panic that ends the step anyway.
                 let mut slot = slots[index].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 let (row, drawn) = &mut *slot;
                 *drawn = sampler::sample(row, &tasks[index]);
@@ -125,7 +125,7 @@ impl Rank for CpuRank {
 }
 
 impl CpuDecoder {
-    /// The first rank's part of the decoder.
+    /// The configuration of the first rank's part.
     pub fn config(&self) -> &DecoderConfig {
         self.first().ops().config()
     }
@@ -140,22 +140,23 @@ impl CpuDecoder {
         &self.first().decoder.weights
     }
 
-    /// Computes a step: appends keys and values of every token, and leaves logits of the tokens that get them.
+    /// Computes a step: writes K and V of every token to the cache, and leaves the logits of the tokens that have any.
     ///
     /// # Panics
-    /// When the batch is larger than the decoder was made for, or names tokens, positions or blocks it does not have; and when
+    /// If the batch exceeds the sizes of the decoder, or has tokens, positions or blocks that do not exist; or if
     /// another rank has failed.
     pub fn forward(&mut self, batch: &Batch) {
         let Ok(()) = Model::forward(self, batch);
     }
 
-    /// Draws or scores a token for each row of logits that the last step left. The logits are used up.
+    /// Draws or scores a token for each row of logits of the last step. The logits are used up.
     pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>> {
         let Ok(drawn) = Model::sample(self, tasks);
         drawn
     }
 
-    /// A copy of the first `rows` rows of logits that the last step left: for comparison with a reference.
+    /// A copy of the first `rows` rows of logits of the last step, `[rows, vocabulary]`: for comparisons with a
+    /// reference.
     pub fn logits(&self, rows: usize) -> Vec<f32> {
         let backend = self.backend();
         backend.work.logits[..rows * backend.ops.config().vocabulary].to_vec()

@@ -1,8 +1,8 @@
-//! Activations of a step on a CPU.
+//! Buffers for the activations of a step on a CPU.
 
 use crate::config::DecoderConfig;
 
-/// Activations, one row for each token: allocated once for the largest step. Their bytes are
+/// The buffers, one row for each token, allocated once for the largest step. Their bytes are
 /// `windlass_engine_contract::memory::workspace_bytes`.
 #[derive(Debug)]
 pub(super) struct Workspace {
@@ -21,7 +21,7 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// Room for steps of `tokens` tokens, of which `logit_rows` get logits.
+    /// Allocates buffers for steps of `tokens` tokens, of which `logit_rows` get logits.
     pub fn new(config: &DecoderConfig, tokens: usize, logit_rows: usize) -> Workspace {
         let rows = |width: usize| vec![0.0; tokens * width];
         Workspace {

@@ -1,4 +1,4 @@
-//! Texts of different lengths as one rectangle.
+//! Batches of texts of different lengths, as rectangular tensors.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -7,29 +7,29 @@ use candle_core::{Device, Result, Tensor};
 pub struct EncoderInput {
     /// Its tokens, with the special ones.
     pub tokens: Vec<u32>,
-    /// For each token whether it is of the first text (0) or the second (1); empty is all first.
+    /// For each token 0 if it is of the first text, 1 if of the second; empty if all are of the first.
     pub types: Vec<u32>,
 }
 
 impl EncoderInput {
-    /// Tokens.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there is nothing to read.
+    /// Whether it has no tokens.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 }
 
-/// Texts, one a row, with padding at their ends.
+/// Texts, one a row, padded at the end.
 pub(super) struct Padded {
     /// `[texts, longest]`
     pub tokens: Tensor,
     /// `[texts, longest]`
     pub types: Tensor,
-    /// 1 where there is text, `[texts, longest]`.
+    /// 1 for tokens, 0 for padding, `[texts, longest]`.
     pub mask: Tensor,
 }
 

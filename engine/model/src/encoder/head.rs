@@ -1,4 +1,4 @@
-//! What becomes of the tokens' vectors: one for the text, or a score.
+//! The head of an encoder: makes a vector or a score of the vectors of tokens.
 
 use super::pooling::{Pooling, normalized};
 use super::trunk::Trunk;
@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use serde_json::Value;
 
-/// The last step.
+/// The head.
 pub(super) enum Head {
     /// A vector.
     Vector { pooling: Pooling, normalize: bool },
@@ -16,7 +16,7 @@ pub(super) enum Head {
 }
 
 impl Head {
-    /// The head of a model that was trained to score, which its family names in its own way.
+    /// The head of a model that was trained to score; its names depend on the family.
     pub(super) fn score(
         trunk: &Trunk,
         config: &Value,

@@ -1,23 +1,23 @@
-//! From a vector for each token to one for the text, as `sentence-transformers` describes it beside the model.
+//! Pooling: makes one vector of the vectors of tokens, as the files of `sentence-transformers` beside the model say.
 
 use super::EncoderError;
 use candle_core::{D, DType, Result, Tensor};
 use serde_json::Value;
 use windlass_checkpoint::HubFolder;
 
-/// How tokens' vectors become one.
+/// How the vectors of tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pooling {
     /// Their mean.
     Mean,
     /// The first one.
     First,
-    /// The largest of each number.
+    /// The maximum of each component.
     Max,
 }
 
 impl Pooling {
-    /// What the folder says, or the mean.
+    /// The pooling that the folder names, else the mean.
     pub(super) fn read(folder: &HubFolder) -> std::result::Result<Pooling, EncoderError> {
         let Some(config) = folder.json("1_Pooling/config.json")? else { return Ok(Pooling::Mean) };
         let modes = config.as_object().into_iter().flatten();
@@ -31,7 +31,7 @@ impl Pooling {
         }
     }
 
-    /// `states` is `[texts, tokens, width]`, `mask` is 1 where there is text; gives `[texts, width]`.
+    /// `states` is `[texts, tokens, width]`, `mask` is 1 for tokens and 0 for padding; returns `[texts, width]`.
     pub(super) fn pool(self, states: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let mask = mask.to_dtype(DType::F32)?.unsqueeze(2)?;
         match self {
@@ -42,14 +42,14 @@ impl Pooling {
     }
 }
 
-/// Whether the folder's vectors have length 1. Without a word of it they do, as vLLM's.
+/// Whether vectors are normalized to length 1. They are if the folder does not say, as in vLLM.
 pub(super) fn normalizes(folder: &HubFolder) -> std::result::Result<bool, EncoderError> {
     let Some(modules) = folder.json("modules.json")? else { return Ok(true) };
     let kinds = modules.as_array().into_iter().flatten().filter_map(|module| module["type"].as_str());
     Ok(kinds.into_iter().any(|kind| kind.ends_with("Normalize")))
 }
 
-/// Vectors of length 1.
+/// Normalizes vectors to length 1.
 pub(super) fn normalized(vectors: &Tensor) -> Result<Tensor> {
     let length = vectors.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?;
     vectors.broadcast_div(&length.maximum(1e-12)?)

@@ -1,4 +1,4 @@
-//! The families of encoders: a configuration and candle's model of it.
+//! The trunks of encoder families: configuration and candle's model.
 
 use super::batch::Padded;
 use super::{EncoderError, misfit};
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use windlass_checkpoint::HubFolder;
 
-/// Largest size in a configuration: four times the largest vocabulary in use.
+/// Largest size that a configuration may have: four times the largest vocabulary in use.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// The layers of an encoder.
@@ -46,7 +46,7 @@ impl Trunk {
             name if name.starts_with("XLMRoberta") || name.starts_with("Roberta") => "roberta",
             other => return Err(EncoderError::Unsupported(other.to_owned())),
         };
-        // Heads put their trunk under its name.
+        // Models with a head have the family's name before the names of the trunk.
         let prefixed = folder.tensors().any(|tensor| tensor.name.starts_with(&format!("{family}.")));
         let weights = if prefixed { weights.pp(family) } else { weights.clone() };
         match family {
@@ -55,7 +55,7 @@ impl Trunk {
         }
     }
 
-    /// Numbers of each token's vector.
+    /// Length of the vector of a token.
     pub(super) fn width(&self) -> usize {
         self.sizes.width
     }
@@ -64,12 +64,12 @@ impl Trunk {
         self.sizes.vocabulary
     }
 
-    /// Longest text, tokens.
+    /// Longest text, in tokens.
     pub(super) fn max_tokens(&self) -> usize {
         self.sizes.max_tokens
     }
 
-    /// The token that stands where there is none.
+    /// The padding token.
     pub(super) fn padding(&self) -> u32 {
         self.sizes.padding
     }
@@ -102,14 +102,14 @@ fn roberta_trunk(config: &Value, weights: VarBuilder<'_>) -> std::result::Result
     let sizes = Sizes {
         width: config.hidden_size,
         vocabulary: config.vocab_size,
-        // Positions are counted from the one after the padding's.
+        // Positions start after that of the padding token.
         max_tokens: config.max_position_embeddings.saturating_sub(config.pad_token_id as usize + 1),
         padding: config.pad_token_id,
     };
     Ok(Trunk { model: Model::Roberta(xlm_roberta::XLMRobertaModel::new(&config, weights).map_err(misfit)?), sizes })
 }
 
-/// What is absurd is refused before anything is computed with it.
+/// Refuses absurd sizes before anything is computed with them.
 fn check_sizes(config: &Value) -> std::result::Result<(), EncoderError> {
     let numbers = config.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name, value.as_u64()?)));
     let sizes = numbers.filter(|(name, _)| name.ends_with("_size") || name.contains("num_") || name.contains("max_"));
@@ -129,7 +129,7 @@ fn check_sizes(config: &Value) -> std::result::Result<(), EncoderError> {
 
 fn parse<T: DeserializeOwned>(config: &Value) -> std::result::Result<T, EncoderError> {
     let mut config = config.clone();
-    // Newer files leave out what was never anything else.
+    // Newer files omit it, since it has always had this value.
     if config["position_embedding_type"].is_null() {
         config["position_embedding_type"] = "absolute".into();
     }

@@ -1,4 +1,4 @@
-//! What stages tell each other before the first step, as JSON.
+//! The JSON messages of stages before the first step.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ pub(crate) struct Join {
     pub version: u32,
     /// 1 for the stage with the first layers; 0 is the leader, which has the last ones.
     pub node_rank: u32,
-    /// Stages that it was told of.
+    /// Number of stages that it was started with.
     pub stages: u32,
-    /// What computes it: stages on others would round otherwise.
+    /// The kind of device: stages on others would round differently.
     pub device: String,
-    /// By flag, what decides besides how it rounds; nothing of versions that did not say.
+    /// Other options that decide how it rounds, by flag; empty from versions that did not send them.
     #[serde(default)]
     pub choices: BTreeMap<String, String>,
     pub shape: ModelShape,
     pub weight_type: String,
 }
 
-/// What a stage is to build.
+/// The sizes with which a stage is built.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Assign {
@@ -55,7 +55,7 @@ impl Join {
         serde_json::from_slice(json).map_err(|error| format!("its greeting cannot be read: {error}"))
     }
 
-    /// Why `other` cannot be a stage of this one's pipeline.
+    /// Why `other` cannot be a stage of this pipeline; `None` if it can.
     pub fn difference(&self, other: &Join) -> Option<String> {
         let Join { version, node_rank, stages, device, choices, shape, weight_type } = other;
         if *version != self.version {
@@ -109,7 +109,7 @@ impl Assign {
         }
     }
 
-    /// The sizes to build.
+    /// The sizes as a geometry.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             block_tokens: self.block_tokens,
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// A version that did not tell of its choices is refused as a version.
+    /// A version that did not send its options is refused as another version.
     #[test]
     fn greetings_of_the_version_before_are_understood() {
         let own = serde_json::to_value(join()).unwrap();

@@ -1,4 +1,4 @@
-//! An earlier stage of the pipeline, as the process that leads it sees it.
+//! The leader's connection to an earlier stage of the pipeline.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,11 +13,11 @@ use super::wire::{self, Kind};
 use super::{PipelineError, frame_bound};
 use crate::batch::Batch;
 
-/// How long a stage may take for one step before it is taken for dead.
+/// Longest time of a step in a stage before the stage counts as lost.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long something that connects may take to say what it is.
+/// Longest time until a new connection has introduced itself.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often somebody who waits to be connected to looks.
+/// How often the leader looks for new connections.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A stage that has joined.
@@ -26,24 +26,24 @@ pub(crate) struct Peer {
     stage: u32,
     address: SocketAddr,
     stream: TcpStream,
-    /// Most bytes of a frame of its.
+    /// Most bytes of a frame from it.
     bound: usize,
     payload: Vec<u8>,
 }
 
-/// Where the earlier stages join, and how long they are waited for.
+/// Where earlier stages join, and how long to wait for them.
 #[derive(Debug)]
 pub struct Gathering {
-    /// Listens for them.
+    /// The socket that they connect to.
     pub listener: TcpListener,
-    /// Stages of the pipeline, the leader's included.
+    /// Number of stages of the pipeline, the leader's included.
     pub stages: u32,
     /// How long they may take to join and to load.
     pub patience: Duration,
 }
 
 impl Gathering {
-    /// Waits until every earlier stage has joined with the model that `own` describes; they are in order.
+    /// Waits until every earlier stage has joined with the same model as `own`, and returns them in order.
     pub(crate) fn gather(&self, own: &Join) -> Result<Vec<Peer>, PipelineError> {
         let listen = |source| PipelineError::Listen { source };
         self.listener.set_nonblocking(true).map_err(listen)?;
@@ -53,7 +53,7 @@ impl Gathering {
             match self.listener.accept() {
                 Ok((stream, address)) => match self.greet(stream, address, own, &peers) {
                     Ok(peer) => peers.push(peer),
-                    // Whatever it was, it is no stage.
+                    // It is not a stage.
                     Err(PipelineError::Stranger) => {}
                     Err(error) => return Err(error),
                 },
@@ -94,7 +94,7 @@ impl Gathering {
         match refusal {
             None => Ok(peer),
             Some(why) => {
-                // It may be gone already; what matters is told here.
+                // It may be gone already; the error is returned here.
                 let _ = wire::write(&mut peer.stream, Kind::Failed, why.as_bytes());
                 Err(peer.failed(why))
             }
@@ -103,14 +103,14 @@ impl Gathering {
 }
 
 impl Peer {
-    /// Waits until a stage on GPUs has loaded its weights, and gives the most KV blocks that it has room for beside them.
+    /// Waits until a stage on GPUs has loaded its weights, and returns how many KV blocks it has room for beside them.
     pub fn room_blocks(&mut self, patience: Duration) -> Result<u32, PipelineError> {
         self.wait_at_most(patience)?;
         self.expect(Kind::Room)?;
         wire::Payload(&self.payload).number().map_err(|error| self.failed(error))
     }
 
-    /// Tells the stage what to build.
+    /// Sends the sizes to build.
     pub fn assign(&mut self, stages: u32, geometry: &Geometry, hidden: usize) -> Result<(), PipelineError> {
         let assign = Assign::new(self.stage, stages, geometry);
         self.send(Kind::Assign, assign.to_json().as_bytes())?;
@@ -118,44 +118,45 @@ impl Peer {
         Ok(())
     }
 
-    /// Waits until it has built that.
+    /// Waits until the stage is built.
     pub fn ready(&mut self, patience: Duration) -> Result<(), PipelineError> {
         self.wait_at_most(patience)?;
         self.expect(Kind::Ready)?;
         self.wait_at_most(STEP_TIMEOUT)
     }
 
-    /// Tells it to make a piece of what later steps would wait for.
+    /// Asks it to prepare one thing that later steps need.
     pub fn prepare(&mut self) -> Result<(), PipelineError> {
         self.send(Kind::Prepare, &[])
     }
 
-    /// Waits until it has, and gives how far it is.
+    /// Waits until it is prepared, and returns its progress.
     pub fn prepared(&mut self) -> Result<Prepared, PipelineError> {
         self.expect(Kind::Prepared)?;
         wire::Payload(&self.payload).prepared().map_err(|error| self.failed(error))
     }
 
-    /// Tells it to take the memory of keys and values, or to give it back.
+    /// Asks it to allocate the memory of K and V if `held`, else to free it.
     pub fn hold_kv(&mut self, held: bool) -> Result<(), PipelineError> {
         let mut payload = Vec::new();
         wire::put(&mut payload, [u32::from(held)]);
         self.send(Kind::Hold, &payload)
     }
 
-    /// Waits until it has done what it was told last.
+    /// Waits until it has run the last command.
     pub fn done(&mut self) -> Result<(), PipelineError> {
         self.expect(Kind::Ready)
     }
 
-    /// Copies a block there.
+    /// Copies a block in the stage.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), PipelineError> {
         let mut payload = Vec::new();
         wire::put(&mut payload, [from.0, to.0]);
         self.send(Kind::Copy, &payload)
     }
 
-    /// The activations after its layers, given those before them; the first stage embeds the tokens itself.
+    /// Computes its layers: returns the activations after them, given those before them. The first stage embeds the
+    /// tokens itself.
     pub fn forward(&mut self, batch: &Batch, activations: &[f32]) -> Result<Vec<f32>, PipelineError> {
         self.send(Kind::Step, &step_payload(batch, activations))?;
         self.expect(Kind::Activations)?;
@@ -186,12 +187,12 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // One that is gone needs no farewell.
+        // It may be gone already.
         let _ = wire::write(&mut self.stream, Kind::Goodbye, &[]);
     }
 }
 
-/// A step as it is sent: its rows, and the activations that it begins with.
+/// The payload of a step: its rows, and the activations that it starts from.
 pub(super) fn step_payload(batch: &Batch, activations: &[f32]) -> Vec<u8> {
     let mut payload = Vec::new();
     wire::put(&mut payload, [batch.rows().len() as u32]);

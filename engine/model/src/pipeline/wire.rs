@@ -1,38 +1,39 @@
-//! Frames between the stages of a pipeline: a kind (u8), a length (u32) and so many bytes, little-endian.
+//! Frames between the stages of a pipeline: kind (u8), length (u32), and so many bytes of payload, little-endian.
 //!
-//! A length is checked against a bound before anything is read, and counts within a frame against its bytes. The first
-//! frames carry the version; numbers after that are the same on both sides.
+//! A length is checked against a bound before the payload is read, and counts in a payload against its length. The
+//! first frames carry the version; the sizes after that are the same on both sides.
 
 use std::io::{self, Read, Write};
 
 use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::plan::BlockId;
 
-/// Of this protocol: stages of other versions are refused.
+/// Version of the protocol; stages of other versions are refused.
 pub(crate) const VERSION: u32 = 4;
-/// Numbers of a step's row besides its tokens and blocks: its first position, its draft tokens, and how many it has of both.
+/// Numbers of a row besides its tokens and blocks: its first position, its number of draft tokens, of tokens and of
+/// blocks.
 pub(crate) const ROW_NUMBERS: usize = 4;
-/// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
+/// First bytes of the first payload, by which other programs that connect are told apart.
 pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
-/// Bound of frames before sizes are agreed: JSON documents and messages.
+/// Most bytes of a frame before sizes are agreed on: JSON documents and messages.
 pub(crate) const MAX_GREETING_BYTES: usize = 64 << 10;
 
-/// What a frame holds.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A stage presents itself: magic, then JSON.
+    /// A stage introduces itself: magic, then JSON.
     Join,
-    /// The most KV blocks that a stage on GPUs has room for beside its weights, which it has loaded.
+    /// How many KV blocks a stage on GPUs has room for after it has loaded its weights.
     Room,
-    /// What it is to build: JSON.
+    /// The sizes to build: JSON.
     Assign,
-    /// What was asked for is done.
+    /// The last command is done.
     Ready,
-    /// A piece of what later steps would wait for is to be made.
+    /// Prepare one thing that later steps need.
     Prepare,
-    /// How far that is.
+    /// Progress of preparation.
     Prepared,
-    /// Whether the memory of keys and values is to be held.
+    /// Allocate the memory of K and V, or free it.
     Hold,
     /// A block to copy.
     Copy,
@@ -88,14 +89,14 @@ pub(crate) fn read(from: &mut impl Read, bound: usize, payload: &mut Vec<u8>) ->
         return Err(invalid(format!("a frame of {length} bytes; {bound} are the most")));
     }
     payload.clear();
-    // Grows as bytes arrive, so that a length alone costs nothing.
+    // The vector grows as bytes arrive, so a false length allocates nothing.
     match from.take(length as u64).read_to_end(payload)? {
         read if read == length => Ok(kind),
         read => Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{read} of a frame's {length} bytes"))),
     }
 }
 
-/// As [`write`]; where the other side has ended, the reason that it gave, if it gave one, is the error.
+/// As [`write`]. If the other side has ended and sent a reason, that is the error.
 pub(crate) fn tell(stream: &mut (impl Read + Write), kind: Kind, payload: &[u8], bound: usize) -> Result<(), String> {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     write(stream, kind, payload).map_err(|error| match error.kind() {
@@ -104,7 +105,7 @@ pub(crate) fn tell(stream: &mut (impl Read + Write), kind: Kind, payload: &[u8],
     })
 }
 
-/// Why the other side ended, if that is among what arrived before: no more can come.
+/// The reason that the other side sent before it ended, if any.
 fn last_words(from: &mut impl Read, bound: usize) -> Option<String> {
     let mut payload = Vec::new();
     while let Ok(kind) = read(from, bound, &mut payload) {
@@ -115,7 +116,7 @@ fn last_words(from: &mut impl Read, bound: usize) -> Option<String> {
     None
 }
 
-/// An error of what was read.
+/// An error of received data.
 pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
@@ -124,7 +125,7 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepRow {
     pub tokens: Vec<u32>,
-    /// Those at the end that are draft tokens, one after the other: there are no more of them than tokens.
+    /// Number of draft tokens, a chain at the end of `tokens`; at most the number of tokens.
     pub draft_tokens: usize,
     pub first_position: u32,
     pub blocks: Vec<BlockId>,
@@ -150,7 +151,7 @@ impl Payload<'_> {
         Ok(u32::from_le_bytes(*number))
     }
 
-    /// A count, then so many numbers.
+    /// Reads a count, then so many numbers.
     pub fn numbers(&mut self) -> io::Result<Vec<u32>> {
         let count = self.number()? as usize;
         let (bytes, rest) = count
@@ -161,12 +162,12 @@ impl Payload<'_> {
         Ok(words(bytes).map(u32::from_le_bytes).collect())
     }
 
-    /// How far a stage is with what it makes ahead.
+    /// Reads the progress of preparation.
     pub fn prepared(&mut self) -> io::Result<Prepared> {
         Ok(Prepared { done: self.number()?, all: self.number()?, advanced: self.number()? != 0 })
     }
 
-    /// What is copied, and what is overwritten.
+    /// Reads the block that is copied, and the one that is overwritten.
     pub fn copy(&mut self) -> io::Result<[BlockId; 2]> {
         Ok([BlockId(self.number()?), BlockId(self.number()?)])
     }
@@ -180,7 +181,7 @@ impl Payload<'_> {
         Ok(StepRow { tokens, draft_tokens, first_position, blocks: blocks.into_iter().map(BlockId).collect() })
     }
 
-    /// All that is left.
+    /// Reads the rest of the payload.
     pub fn floats(&mut self) -> io::Result<Vec<f32>> {
         let bytes = std::mem::take(&mut self.0);
         match bytes.len().is_multiple_of(4) {
@@ -238,7 +239,7 @@ mod tests {
         let mut wrong = Vec::new();
         put(&mut wrong, [40, 3, 2, 5, 6, 0]);
         assert_eq!(Payload(&wrong).row().unwrap_err().to_string(), "3 of 2 tokens are guesses");
-        // A count that says more than there is allocates nothing.
+        // A count beyond the payload allocates nothing.
         let mut short = Vec::new();
         put(&mut short, [u32::MAX, 1]);
         assert_eq!(Payload(&short).numbers().unwrap_err().to_string(), "a frame ends before its 4294967295 numbers");

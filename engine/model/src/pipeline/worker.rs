@@ -1,4 +1,4 @@
-//! A process that computes an earlier stage for the one that leads the pipeline.
+//! A process that computes an earlier stage for the leader of a pipeline.
 
 use std::error::Error;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,9 +18,9 @@ use crate::batch::{Batch, Logits};
 use crate::decoder::StageModel;
 use crate::panic::message;
 
-/// Pause between attempts to reach a leader that is not there yet.
+/// Pause between attempts to reach the leader.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long a silent leader's host is trusted to be there.
+/// How long the host of a silent leader counts as alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// A connection to the leader.
@@ -32,7 +32,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Joins the pipeline that is led at `leader` (host and port), which may take until `patience` is over to be there.
+    /// Joins the pipeline of the leader at `leader` (host and port); waits up to `patience` for the leader.
     pub fn join(leader: &str, own: &Join, patience: Duration) -> Result<Worker, PipelineError> {
         let deadline = Instant::now() + patience;
         let (stream, leader) = loop {
@@ -50,14 +50,14 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Tells the leader for how many KV blocks there is room.
+    /// Tells the leader how many KV blocks there is room for.
     pub fn offer(&mut self, blocks: u32) -> Result<(), PipelineError> {
         let mut payload = Vec::new();
         wire::put(&mut payload, [blocks]);
         self.send(Kind::Room, &payload)
     }
 
-    /// Waits for all stages to join, and for what this one is to build.
+    /// Waits until all stages have joined, and returns the sizes to build.
     pub fn assignment(&mut self) -> Result<Assign, PipelineError> {
         match self.receive(wire::MAX_GREETING_BYTES)? {
             Kind::Assign => Assign::parse(&self.payload).map_err(|why| self.failed(why)),
@@ -65,7 +65,7 @@ impl Worker {
         }
     }
 
-    /// Tells why this stage ends.
+    /// Tells the leader why this stage ends.
     pub fn give_up(&mut self, why: &str) {
         // The leader may have ended first.
         let _ = wire::write(&mut self.stream, Kind::Failed, why.as_bytes());
@@ -154,7 +154,7 @@ fn copy_block<M: StageModel>(payload: &[u8], model: &mut M, geometry: &Geometry)
     }
 }
 
-/// The activations of a step, which is checked as one of our own scheduler's is.
+/// Computes a step. Its rows are checked like those of our own scheduler.
 fn forward<M: StageModel>(
     payload: &[u8],
     batch: &mut Batch,

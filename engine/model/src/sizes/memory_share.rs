@@ -1,16 +1,16 @@
-//! How much of a device's memory an engine may take.
+//! The share of a device's memory that an engine may take.
 
 use std::str::FromStr;
 
-/// A share of a device's memory: more than nothing, and at most all.
+/// A share of a device's memory, above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryShare(f64);
 
 impl MemoryShare {
-    /// All of it.
+    /// All of the memory.
     pub const ALL: MemoryShare = MemoryShare(1.0);
 
-    /// That of so many bytes.
+    /// The share of so many bytes.
     pub fn of(self, bytes: u64) -> u64 {
         (bytes as f64 * self.0) as u64
     }

@@ -1,4 +1,4 @@
-//! Why a checkpoint's tensors do not make a decoder.
+//! Errors of loading tensors.
 
 use windlass_engine_contract::sharding::Indivisible;
 use windlass_kernels::ShapeError;
@@ -8,12 +8,12 @@ use crate::config::Unsupported;
 /// Why a checkpoint's tensors do not make the decoder that its metadata describes.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorError {
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error("tensor {name:?} is missing; it should have the dimensions {expected:?}")]
     Missing {
         /// The tensor.
         name: String,
-        /// Fastest first.
+        /// Dimensions, fastest first.
         expected: Vec<u64>,
     },
     /// A tensor has other dimensions.
@@ -23,30 +23,30 @@ pub enum TensorError {
     Dimensions {
         /// The tensor.
         name: String,
-        /// Fastest first.
+        /// Dimensions, fastest first.
         expected: Vec<u64>,
-        /// Fastest first.
+        /// Dimensions, fastest first.
         found: Vec<u64>,
-        /// Where its data lies in its file.
+        /// Offset of its data in its file, in bytes.
         offset: u64,
     },
-    /// A tensor of a type, or with a purpose, that this engine does not have.
+    /// A tensor of a type, or with a purpose, that is not supported.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// A matrix that another tool quantized, whose parts do not make one.
+    /// A matrix that another tool quantized, whose parts do not fit together.
     #[error("matrix {name:?}: {problem}")]
     Packed {
-        /// What plain checkpoints call it.
+        /// Its name in checkpoints that are not quantized.
         name: String,
         /// What is wrong.
         problem: String,
     },
-    /// A tensor that the kernels do not take.
+    /// A tensor that the kernels do not support.
     #[error("tensor {name:?}: {source}")]
     Shape {
         /// The tensor.
         name: String,
-        /// Why not.
+        /// The reason.
         source: ShapeError,
     },
 }
@@ -54,13 +54,13 @@ pub enum TensorError {
 /// Why a decoder cannot be divided among ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
-    /// Its sizes cannot.
+    /// Its sizes are not divisible.
     #[error(transparent)]
     Sizes(#[from] Indivisible),
-    /// It has no experts that could be on different ranks.
+    /// Expert parallelism for a model without experts.
     #[error("the model (architecture {architecture:?}) is no mixture of experts: leave expert parallelism out")]
     NoExperts {
-        /// As the checkpoint names it.
+        /// Name of the architecture in the checkpoint.
         architecture: String,
     },
     /// Some columns would be on no rank.
@@ -68,14 +68,14 @@ pub enum ShardError {
         "ranks divide the {what} of {width} columns in blocks of {block}, of which it has no whole number: use one rank"
     )]
     Columns {
-        /// What has them.
+        /// Name of the matrix.
         what: &'static str,
-        /// How many.
+        /// Its number of columns.
         width: u32,
-        /// Those that stay together.
+        /// Columns that must stay together.
         block: u32,
     },
-    /// A matrix's columns are quantized in blocks that ranks would have to break.
+    /// The quantization blocks of a matrix would be divided among ranks.
     #[error(
         "a rank would hold {cols} columns of {name:?}, no whole number of {kind} blocks of {block}: use fewer ranks"
     )]
@@ -84,9 +84,9 @@ pub enum ShardError {
         name: String,
         /// Columns of a rank.
         cols: usize,
-        /// The type's name.
+        /// Name of the weight format.
         kind: &'static str,
-        /// Values in a block.
+        /// Values of a block.
         block: usize,
     },
 }

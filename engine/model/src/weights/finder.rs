@@ -1,4 +1,4 @@
-//! Looks tensors up by name, checks their shapes, and remembers which were asked for.
+//! Finds tensors by name, checks their shapes, and records which were asked for.
 
 use std::collections::BTreeSet;
 
@@ -13,21 +13,21 @@ use crate::config::{DecoderConfig, Unsupported};
 use crate::weights::quantization::{Narrow, Quantization};
 use crate::weights::quantized::PackedTensor;
 
-/// Types of vectors.
+/// The element types of vectors.
 const FLOATS: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::BF16];
 
-/// Looks tensors up and remembers which were asked for.
+/// Finds tensors and records which were asked for.
 #[derive(Debug)]
 pub(super) struct Finder<'a> {
     checkpoint: &'a Checkpoint,
     pub naming: Naming,
     used: BTreeSet<&'a str>,
     quantization: Option<Quantization>,
-    /// How matrices were quantized that are not there as plain ones.
+    /// The schemes of matrices that are stored as codes; `None` if there are none.
     schemes: Option<Schemes>,
-    /// What is added to the weights of norms.
+    /// Added to the weights of norms (Gemma stores them minus 1).
     norm_offset: f32,
-    /// Whether what tensors hold is there, and not only what they are.
+    /// Whether the data of tensors is there, and not only headers.
     has_data: bool,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Finder<'a> {
         Finder { checkpoint, naming, used: BTreeSet::new(), quantization, schemes, norm_offset, has_data: true }
     }
 
-    /// The same of a checkpoint of which only headers are there: the order of inputs (`g_idx`) stays unknown.
+    /// A finder for a checkpoint of which only headers are there. The order of inputs (`g_idx`) stays unknown.
     pub fn of_headers(self) -> Finder<'a> {
         Finder { has_data: false, ..self }
     }
@@ -54,19 +54,19 @@ impl<'a> Finder<'a> {
         Ok(tensor)
     }
 
-    /// A layer's matrix.
+    /// Finds a matrix of a layer.
     pub fn matrix(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
         let quantized = self.quantization.map(Quantization::of_layers);
         self.typed(name, dims, quantized)
     }
 
-    /// The embedding or the head.
+    /// Finds the embedding or the head.
     pub fn table(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
         let quantized = self.quantization.map(Quantization::of_tables);
         self.typed(name, dims, quantized)
     }
 
-    /// A matrix, whose floats become `quantized`.
+    /// Finds a matrix, whose floats are to be quantized to `quantized`.
     fn typed(
         &mut self,
         name: &str,
@@ -81,7 +81,7 @@ impl<'a> Finder<'a> {
         self.plain(tensor, dims.map(|dim| dim as usize), quantized)
     }
 
-    /// A matrix of floats or of the kernels' types.
+    /// Finds a matrix of floats or of a kernel format.
     fn plain(
         &self,
         tensor: Tensor<'a>,
@@ -98,7 +98,7 @@ impl<'a> Finder<'a> {
         Ok(MatrixTensor::Plain(PlainTensor { checkpoint, name, rows, cols, bytes, kind, quantized }))
     }
 
-    /// Whether the matrix is there as codes. Tools leave the head, and what a user names, as it was.
+    /// Whether the matrix is stored as codes. Tools do not quantize the head and the modules that their users exclude.
     fn is_packed(&self, scheme: Scheme, name: &str) -> bool {
         let codes = self.checkpoint.tensor(&scheme.codes_name(name));
         codes.is_some_and(|codes| weight_type(codes.kind).is_none())
@@ -114,13 +114,13 @@ impl<'a> Finder<'a> {
         Ok(packed.into())
     }
 
-    /// A norm's weights.
+    /// Finds the weights of a norm.
     pub fn norm(&mut self, name: &str, length: u64) -> Result<VectorTensor<'a>, TensorError> {
         let offset = self.norm_offset;
         self.floats(name, &[length]).map(|norm| norm.plus(offset))
     }
 
-    /// Floats as they are.
+    /// Finds a tensor of floats.
     pub fn floats(&mut self, name: &str, dims: &[u64]) -> Result<VectorTensor<'a>, TensorError> {
         let tensor = self.find(name, dims)?;
         match weight_type(tensor.kind) {
@@ -141,7 +141,7 @@ impl<'a> Finder<'a> {
         Ok([norm(names::QUERY_NORM)?, norm(names::KEY_NORM)?])
     }
 
-    /// Floats of one output: a matrix of one row on the hub, a vector in GGUF files.
+    /// Finds the floats of one output: a matrix of one row in Hugging Face checkpoints, a vector in GGUF files.
     pub fn row(&mut self, name: &str, length: u64) -> Result<VectorTensor<'a>, TensorError> {
         match self.naming {
             Naming::Hub(_) => self.floats(name, &[length, 1]),
@@ -149,12 +149,12 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// A matrix that decides where tokens go: never quantized.
+    /// Finds a router, which is never quantized.
     pub fn router(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
         self.typed(name, dims, None)
     }
 
-    /// The same matrix of every expert: one tensor in GGUF files, one each on the hub.
+    /// Finds a matrix of every expert: one tensor in GGUF files, a tensor each in Hugging Face checkpoints.
     pub fn experts(
         &mut self,
         layer: usize,
@@ -173,7 +173,7 @@ impl<'a> Finder<'a> {
         Ok((0..count).map(|expert| all.rows(expert * rows..(expert + 1) * rows)).collect())
     }
 
-    /// Leaves a tensor out where another stands for it.
+    /// Marks a tensor as used that another one replaces.
     pub fn ignore(&mut self, name: &str) -> Option<MatrixTensor<'a>> {
         self.used.extend(self.checkpoint.tensor(name).map(|tensor| tensor.name));
         None
@@ -191,12 +191,12 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// Whether a tensor adds nothing: some tools write biases beside all codes, though the model has none.
+/// Whether a tensor is a bias of zeros: some tools write biases beside all codes, though the model has none.
 fn is_zero_bias(tensor: &Tensor<'_>) -> bool {
     tensor.name.ends_with(".bias") && tensor.bytes.iter().all(|byte| *byte == 0)
 }
 
-/// A matrix of floats that become eight-bit floats.
+/// A matrix of floats to be rounded to eight-bit floats.
 fn rounded<'a>(tensor: Tensor<'a>, kind: WeightType, size: [usize; 2]) -> Result<MatrixTensor<'a>, TensorError> {
     let rounded = PackedTensor::rounded(tensor, kind, size);
     rounded.map(MatrixTensor::from).map_err(|problem| TensorError::Packed { name: tensor.name.to_owned(), problem })
@@ -207,7 +207,7 @@ fn unsupported(tensor: &Tensor<'_>, supported: &[&str]) -> Unsupported {
     Unsupported::TensorType { name, kind, supported: supported.join(", ") }
 }
 
-/// Every type of a file that can be computed on.
+/// Names of all supported element types.
 fn file_types() -> Vec<&'static str> {
     WeightType::ALL.map(WeightType::name).into_iter().filter(|name| ElementType::named(name).is_some()).collect()
 }

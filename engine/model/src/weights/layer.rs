@@ -12,16 +12,16 @@ use crate::weights::part::{GatedParts, Part, Parts};
 #[derive(Debug)]
 pub(super) struct LayerTensors<'a> {
     attention_norm: VectorTensor<'a>,
-    /// Query, key and value.
+    /// The projections of query, key and value.
     inputs: [MatrixTensor<'a>; 3],
     out: MatrixTensor<'a>,
-    /// Of query, key and value.
+    /// Biases of query, key and value.
     biases: Option<[VectorTensor<'a>; 3]>,
-    /// Of the heads of query and key.
+    /// Norms of query heads and of key heads.
     head_norms: Option<[VectorTensor<'a>; 2]>,
-    /// Whether heads turn.
+    /// Whether heads are rotated by position.
     rotary: bool,
-    /// Behind the attention and behind the feed-forward block.
+    /// Norms after the attention and after the feed-forward block.
     post_norms: Option<[VectorTensor<'a>; 2]>,
     feed_forward_norm: VectorTensor<'a>,
     feed_forward: FeedForwardTensors<'a>,
@@ -42,7 +42,7 @@ struct ExpertTensors<'a> {
 
 /// Gate, up and down.
 type GatedTensors<'a> = [MatrixTensor<'a>; 3];
-/// The expert that every token goes through, and what weighs it.
+/// The shared expert, and the vector whose product with a token is its weight.
 type SharedTensors<'a> = (GatedTensors<'a>, VectorTensor<'a>);
 
 impl<'a> LayerTensors<'a> {
@@ -84,24 +84,24 @@ impl<'a> LayerTensors<'a> {
         self.products().chain(self.feed_forward.router())
     }
 
-    /// All but the router, which is never quantized.
+    /// All matrices but the router, which is never quantized.
     pub fn products(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
         self.inputs.iter().chain([&self.out]).chain(self.feed_forward.products())
     }
 
-    /// Every matrix with a rank's part of it.
+    /// Every matrix, with a rank's part of it.
     pub fn parts<'p>(&self, parts: &'p Parts) -> impl Iterator<Item = (&MatrixTensor<'a>, &'p Part)> {
         let Parts { query, key, out, .. } = parts;
         let attention = self.inputs.iter().chain([&self.out]).zip([query, key, key, out]);
         attention.chain(self.feed_forward.parts(parts))
     }
 
-    /// Values of the blocks of columns that ranks cannot break, whole experts or not.
+    /// The largest number of columns of the feed-forward block that cannot be divided among ranks.
     pub fn feed_forward_block(&self, whole_experts: bool) -> usize {
         self.feed_forward.downs(whole_experts).map(|down| down.block()).max().unwrap_or(1)
     }
 
-    /// Has a loader take in a rank's part of the layer, whose number within its stage is `index`.
+    /// Loads a rank's part of the layer with this index in its stage.
     pub fn load<L: WeightLoader<'a>>(
         &self,
         index: usize,
@@ -145,7 +145,7 @@ impl<'a> LayerTensors<'a> {
     }
 }
 
-/// Query, key and value: one tensor each, or rows of one.
+/// Finds query, key and value: a tensor each, or rows of one tensor.
 fn find_inputs<'a>(
     finder: &mut Finder<'a>,
     config: &DecoderConfig,
@@ -225,7 +225,7 @@ impl<'a> FeedForwardTensors<'a> {
         }
     }
 
-    /// What sums up the columns that ranks divide.
+    /// The matrices whose columns are divided among ranks.
     fn downs(&self, whole_experts: bool) -> impl Iterator<Item = &MatrixTensor<'a>> {
         let gated: Vec<&GatedTensors<'a>> = match self {
             FeedForwardTensors::Dense(gated) => vec![gated],

@@ -1,4 +1,4 @@
-//! A matrix that was found in a checkpoint and not yet packed.
+//! A matrix in a checkpoint, before it is packed.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,23 +16,23 @@ use crate::weights::quantized::PackedTensor;
 /// A matrix, or some rows of one.
 #[derive(Clone, Debug)]
 pub(super) enum MatrixTensor<'a> {
-    /// As the kernels read it, or floats.
+    /// In a kernel format, or floats.
     Plain(PlainTensor<'a>),
-    /// As another tool quantized it, or floats that become eight-bit floats.
+    /// Codes of another tool, or floats that are to be rounded to eight-bit floats.
     Packed(Box<PackedTensor<'a>>),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainTensor<'a> {
-    /// Where it lies.
+    /// The checkpoint that has it.
     pub checkpoint: &'a Checkpoint,
     pub name: &'a str,
     pub rows: usize,
     pub cols: usize,
-    /// Row-major.
+    /// The data, row-major.
     pub bytes: Data<'a>,
     pub kind: WeightType,
-    /// What its floats become as they are packed.
+    /// The format that its floats are quantized to; `None` to keep them.
     pub quantized: Option<Integer>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Most of its bytes in the checkpoint.
+    /// The largest of its tensors in the checkpoint.
     pub fn source(&self) -> Data<'a> {
         match self {
             MatrixTensor::Plain(plain) => plain.bytes,
@@ -66,7 +66,7 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// The type it is packed in.
+    /// Its packed format.
     pub fn packed(&self) -> WeightType {
         match self {
             MatrixTensor::Plain(plain) => plain.quantized.map_or(plain.kind, Integer::weight_type),
@@ -74,7 +74,7 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Columns of which parts have whole numbers.
+    /// Columns per block: a part has a multiple.
     pub fn block(&self) -> usize {
         match self {
             MatrixTensor::Plain(_) => self.packed().block_elements(),
@@ -82,7 +82,8 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Whether it is quantized so: its floats become that, or it is there as eight-bit floats.
+    /// Whether its packed format is that of `quantization`: its floats are quantized to it, or it is stored as
+    /// eight-bit floats.
     pub fn is_quantized(&self, quantization: Quantization) -> bool {
         match self {
             MatrixTensor::Plain(plain) => plain.quantized.is_some(),
@@ -90,22 +91,22 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Bytes of a part in the type it is packed in.
+    /// Bytes of a part in its packed format.
     pub fn bytes(&self, part: &Part) -> u64 {
         let (kind, [rows, cols]) = self.packed_part(part);
-        // The file's length bounds them.
+        // The sizes are bounded by the length of the file.
         kind.row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
     }
 
     /// Bytes of a part on a GPU.
     pub fn device_bytes(&self, part: &Part) -> u64 {
         let (kind, [rows, cols]) = self.packed_part(part);
-        // Eight-bit floats stay that there.
+        // Eight-bit floats stay as they are on GPUs.
         let float8 = matches!(self, MatrixTensor::Packed(packed) if packed.is_float8());
         Matrix::bytes_of(if float8 { WeightType::I8G128 } else { kind }, rows, cols)
     }
 
-    /// The type that a part is packed in, its rows and its columns.
+    /// The packed format of a part, its rows and its columns.
     fn packed_part(&self, part: &Part) -> (WeightType, [usize; 2]) {
         match self {
             MatrixTensor::Plain(plain) => (self.packed(), part.shape(plain.rows, plain.cols)),
@@ -117,8 +118,7 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Refuses a part of which no rank can make a matrix: one with broken blocks. Inputs in an order of their own make whole
-    /// ones.
+    /// Fails if a part would divide blocks. Parts of matrices with their own order of inputs never do.
     pub fn check(&self, part: &Part) -> Result<(), ShardError> {
         let (kind, is_ordered) =
             (self.packed_part(part).0, matches!(self, MatrixTensor::Packed(packed) if packed.order().is_some()));
@@ -131,7 +131,7 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Reads a part that [`check`](Self::check) has passed; memory of the checkpoint is given back as it is read.
+    /// Reads a part that [`check`](Self::check) has passed. Memory of the checkpoint is freed as it is read.
     pub fn read<L: WeightLoader<'a>>(&self, loader: &L, part: &Part) -> Result<L::File, TensorError> {
         let packed = match self {
             MatrixTensor::Plain(plain) => {
@@ -164,7 +164,7 @@ struct PlainRows<'r, 'a> {
 }
 
 impl<'a> PlainRows<'_, 'a> {
-    /// The tensor's rows in which some of the part lie.
+    /// The tensor's rows that contain these rows of the part.
     fn lying_in(&self, rows: Range<usize>) -> Data<'a> {
         let first = self.part.first_row();
         self.plain.rows(first + rows.start..first + rows.end).bytes
@@ -180,7 +180,7 @@ impl<'a> FileRows<'a> for PlainRows<'_, 'a> {
         }
     }
 
-    /// Columns of the same rows are other ranks': the layer gives them back.
+    /// Other ranks have other columns of the same rows, so the memory is freed with the whole layer.
     fn release(&self, rows: Range<usize>) {
         if !matches!(self.part, Part::Cols(_)) {
             self.plain.checkpoint.release(&self.lying_in(rows));
@@ -196,21 +196,21 @@ impl<'a> PlainTensor<'a> {
     }
 }
 
-/// A vector of floats, such as a norm's weights.
+/// A vector of floats, such as the weights of a norm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct VectorTensor<'a> {
     tensor: Tensor<'a>,
-    /// What is added to its values.
+    /// Added to its values.
     offset: f32,
 }
 
 impl<'a> VectorTensor<'a> {
-    /// The values of a tensor of floats.
+    /// The vector of a tensor of floats.
     pub fn of(tensor: Tensor<'a>) -> VectorTensor<'a> {
         VectorTensor { tensor, offset: 0.0 }
     }
 
-    /// The same with `offset` added.
+    /// The vector with `offset` added.
     pub fn plus(self, offset: f32) -> VectorTensor<'a> {
         VectorTensor { offset, ..self }
     }
@@ -220,7 +220,7 @@ impl<'a> VectorTensor<'a> {
         4 * self.tensor.dims[0]
     }
 
-    /// The values that belong to the outputs of a part.
+    /// The values of the outputs of a part.
     pub fn values(&self, part: &Part) -> Vec<f32> {
         let kind = weight_type(self.tensor.kind).unwrap_or(WeightType::F32);
         let mut values = floats(kind, &self.tensor.bytes);
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use windlass_checkpoint::testing::SafetensorsBuilder;
 
-    /// Whole matrices and rows lie in the file; columns are put together once. What some rows are is asked for by their place in
+    /// Whole matrices and rows are read from the file; columns are copied once. Rows are asked for by their index in
     /// the part.
     #[test]
     fn rows_of_a_part_lie_in_the_file() {

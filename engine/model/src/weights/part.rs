@@ -1,8 +1,9 @@
-//! Which part of each tensor a rank holds, and how it is cut out of the file's bytes.
+//! The part of each tensor that a rank has, and how it is cut out of the file.
 //!
-//! The one place that says which matrix is divided which way: q, k, v, gate, up, the embedding and the head by rows
-//! (outputs), the attention's output and down by columns (inputs). Each expert is divided like that, too, unless a rank
-//! holds some of them whole; the router is on every rank. The GPU's ranks read the same.
+//! This module alone decides how matrices are divided: q, k, v, gate, up, the embedding and the head by rows (outputs),
+//! the output projection of attention and down by columns (inputs), as in Megatron-LM (Shoeybi et al. 2019). Experts
+//! are divided the same way, unless each rank has some whole experts; every rank has the router. Ranks on GPUs use the
+//! same parts.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,18 +16,18 @@ use crate::config::DecoderConfig;
 /// A part of a matrix `[rows = outputs, cols = inputs]`, or of a vector that belongs to its outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// All of it.
+    /// The whole matrix.
     Whole,
-    /// These outputs.
+    /// These rows.
     Rows(Range<usize>),
-    /// These inputs: the products are a rank's share of a sum.
+    /// These columns: the products are a rank's share of a sum.
     Cols(Range<usize>),
 }
 
 /// The parts of a gated feed-forward block.
 #[derive(Clone, Debug)]
 pub(crate) struct GatedParts {
-    /// Of gate and up.
+    /// The part of gate and up.
     pub gate: Part,
     pub down: Part,
 }
@@ -34,7 +35,7 @@ pub(crate) struct GatedParts {
 impl GatedParts {
     const WHOLE: GatedParts = GatedParts { gate: Part::Whole, down: Part::Whole };
 
-    /// Of gate, up and down.
+    /// The parts of gate, up and down.
     pub fn each(&self) -> [&Part; 3] {
         [&self.gate, &self.gate, &self.down]
     }
@@ -49,23 +50,23 @@ impl GatedParts {
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub query: Part,
-    /// Of keys and values.
+    /// The part of keys and values.
     pub key: Part,
-    /// Of the attention's output.
+    /// The part of the output projection of attention.
     pub out: Part,
     pub feed_forward: GatedParts,
-    /// The experts that are held.
+    /// The experts that the rank has.
     pub experts: Range<usize>,
-    /// Of each of them.
+    /// The parts of each of these experts.
     pub expert: GatedParts,
-    /// Of the expert that every token goes through.
+    /// The parts of the shared expert.
     pub shared_expert: GatedParts,
-    /// Of the embedding and the head.
+    /// The part of the embedding and of the head.
     pub vocabulary: Part,
 }
 
 impl Parts {
-    /// What a rank with this shard holds of a decoder.
+    /// The parts of a rank with this shard.
     pub fn of(shard: &Shard, config: &DecoderConfig) -> Parts {
         let experts = config.experts_of(shard);
         if shard.ranks == 1 {
@@ -108,10 +109,10 @@ impl Part {
         }
     }
 
-    /// This part of a row-major matrix of `cols` columns.
+    /// Cuts this part out of a row-major matrix of `cols` columns.
     ///
     /// # Panics
-    /// When the columns are no whole blocks of `kind`.
+    /// If the columns are not whole blocks of `kind`.
     pub fn cut<'a>(&self, kind: WeightType, cols: usize, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let offset = |values: usize| kind.row_bytes(values).unwrap_or_else(|| panic!("column {values} is in a block"));
         match self {
@@ -124,7 +125,7 @@ impl Part {
         }
     }
 
-    /// The matrix's row that is this part's first.
+    /// Index of the part's first row in the matrix.
     pub fn first_row(&self) -> usize {
         match self {
             Part::Whole | Part::Cols(_) => 0,
@@ -132,7 +133,7 @@ impl Part {
         }
     }
 
-    /// The values of a vector that belong to the outputs of this part.
+    /// The values of a vector of outputs that belong to this part.
     pub fn of_outputs(&self, mut values: Vec<f32>) -> Vec<f32> {
         if let Part::Rows(part) = self {
             values.truncate(part.end);
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_matrix_are_its_rows_and_its_blocks() {
-        // Two rows of two blocks of Q8_0, whose bytes say where they are.
+        // Two rows of two blocks of Q8_0, whose bytes are the index of the block.
         let bytes: Vec<u8> = (0..4).flat_map(|block| [block; 34]).collect();
         let blocks = |part: Part| -> Vec<u8> {
             let cut = part.cut(WeightType::Q8_0, 64, &bytes);

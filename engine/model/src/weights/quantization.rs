@@ -1,18 +1,18 @@
-//! What `--quantization` makes of float weights as they are loaded.
+//! The formats of `--quantization`, to which float weights are quantized as they are loaded.
 
 use windlass_kernels::{Group, Integer};
 
-/// Float weights take less room.
+/// A format for float weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     name: &'static str,
     layers: Narrow,
 }
 
-/// What a matrix of floats becomes.
+/// The format of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Narrow {
-    /// In blocks of a row.
+    /// Integers with a scale for each block of a row.
     Integer(Integer),
     /// Eight-bit floats (e4m3) with a scale for each output.
     Float8,
@@ -30,7 +30,7 @@ impl Quantization {
     /// 4 bits in groups of 32 with a minimum.
     pub const INT4: Quantization = int4("int4", Group::Of32, false);
 
-    /// All of them. The embedding and the head, which lose more, never get fewer than 8 bits.
+    /// All formats. The embedding and the head, which are more sensitive, always get at least 8 bits.
     pub const ALL: [Quantization; 8] = [
         Quantization::INT8,
         Quantization::FP8,
@@ -42,12 +42,12 @@ impl Quantization {
         int4("int4-g128-sym", Group::Of128, true),
     ];
 
-    /// As `--quantization` spells it.
+    /// The name, as in `--quantization`.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// The one of this name.
+    /// The format of this name.
     pub fn named(name: &str) -> Option<Quantization> {
         Self::ALL.into_iter().find(|quantization| quantization.name == name)
     }
@@ -57,7 +57,7 @@ impl Quantization {
         Self::ALL.map(Quantization::name).join(", ")
     }
 
-    /// Whether inputs of the matrices are rounded to eight bits, too, by devices that multiply both so.
+    /// Whether devices that can do so round the inputs of the matrices to eight bits, too.
     pub(crate) fn rounds_inputs(self) -> bool {
         self.layers == Narrow::Float8
     }

@@ -1,8 +1,8 @@
-//! Matrices that other tools quantized, turned into the kernels' formats as they are packed.
+//! Matrices that other tools quantized, which are converted to kernel formats as they are packed.
 //!
-//! Integer codes keep their values ([`codes`]), and so do bitsandbytes' ([`floats`]); eight-bit floats become integers of eight
-//! bits, but for devices that take them as they are ([`float8`]). Plain floats become eight-bit floats first where that is
-//! asked for ([`rounded`]).
+//! Integer codes keep their values ([`codes`]), and so do those of bitsandbytes ([`floats`]). Eight-bit floats become
+//! integers of eight bits, except on devices that multiply them as they are ([`float8`]). Floats are rounded to
+//! eight-bit floats first if that is asked for ([`rounded`]).
 
 mod codes;
 mod float8;
@@ -26,18 +26,18 @@ use floats::Floats;
 use parts::Parts;
 use rounded::Rounded;
 
-/// A matrix `[rows = outputs, cols = inputs]`, its tensors found and their sizes checked.
+/// A matrix `[rows = outputs, cols = inputs]`, or a part of one, whose tensors are found and whose sizes are checked.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedTensor<'a> {
     pub name: &'a str,
-    /// The places of a row that are meant: its columns, where they have no order of their own.
+    /// The columns of the part, in the order of the packed row.
     cols: Range<usize>,
-    /// The rows that are meant.
+    /// The rows of the part.
     rows: Range<usize>,
-    /// What it is packed as.
+    /// The packed format.
     kind: WeightType,
     content: Content<'a>,
-    /// Its codes.
+    /// The codes.
     source: Data<'a>,
 }
 
@@ -49,7 +49,7 @@ enum Content<'a> {
 }
 
 impl<'a> PackedTensor<'a> {
-    /// Finds the matrix that plain checkpoints call `name`; `find` gives tensors by name.
+    /// Finds the matrix that is called `name` in checkpoints that are not quantized; `find` finds tensors by name.
     pub fn find(
         scheme: Scheme,
         name: &str,
@@ -72,14 +72,14 @@ impl<'a> PackedTensor<'a> {
         Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, kind, content, source: tensor.bytes })
     }
 
-    /// Plain floats of this `kind` that become eight-bit floats.
+    /// Floats of this `kind` that are to be rounded to eight-bit floats.
     pub fn rounded(tensor: Tensor<'a>, kind: WeightType, [cols, rows]: [usize; 2]) -> Result<PackedTensor<'a>, String> {
         let rounded = Rounded::new(kind, tensor.bytes, cols)?;
         let (kind, content) = (rounded.kind(), Content::Rounded(rounded));
         Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, kind, content, source: tensor.bytes })
     }
 
-    /// Whether it is, or becomes, eight-bit floats.
+    /// Whether it is, or is rounded to, eight-bit floats.
     pub fn is_float8(&self) -> bool {
         match &self.content {
             Content::Codes(_) => false,
@@ -88,13 +88,13 @@ impl<'a> PackedTensor<'a> {
         }
     }
 
-    /// Some of the rows that are meant.
+    /// Some rows of the part.
     pub fn rows(&self, range: Range<usize>) -> PackedTensor<'a> {
         let first = self.rows.start;
         PackedTensor { rows: first + range.start..first + range.end, ..self.clone() }
     }
 
-    /// A part of all columns, which are whole blocks where they have no order of their own.
+    /// A part of the matrix. Its columns are whole blocks, unless columns have an order of their own.
     pub fn part(&self, part: &Part) -> PackedTensor<'a> {
         match part {
             Part::Whole => self.clone(),
@@ -122,7 +122,7 @@ impl<'a> PackedTensor<'a> {
         self.source
     }
 
-    /// Refuses codes that the kernels' formats cannot hold.
+    /// Fails if the kernel formats cannot represent the codes.
     pub fn check(&self) -> Result<(), String> {
         match &self.content {
             Content::Codes(codes) => codes.check_scales(),
@@ -131,23 +131,23 @@ impl<'a> PackedTensor<'a> {
         }
     }
 
-    /// Columns and rows that are meant.
+    /// Columns and rows of the part.
     pub fn shape(&self) -> [usize; 2] {
         [self.cols.len(), self.rows.len()]
     }
 
-    /// What it is packed as.
+    /// The packed format.
     pub fn kind(&self) -> WeightType {
         self.kind
     }
 
-    /// Columns of which parts have whole numbers.
+    /// Columns per block: a part has a multiple.
     pub fn block(&self) -> usize {
         let narrowest = narrower(self.kind).and_then(<[WeightType]>::last);
         narrowest.unwrap_or(&self.kind).block_elements()
     }
 
-    /// The input of every column, where columns are not in the order of inputs.
+    /// The input of every column (`desc_act`); `None` if columns are in the order of inputs.
     pub fn order(&self) -> Option<&[u32]> {
         match &self.content {
             Content::Codes(codes) => codes.order.as_ref().map(|order| &order.inputs[..]),
@@ -155,7 +155,7 @@ impl<'a> PackedTensor<'a> {
         }
     }
 
-    /// Its values as eight-bit floats, where they are such and their scales lie in whole groups of a row.
+    /// The values as eight-bit floats; `None` if they are none, or a scale covers no whole group of a row.
     pub fn float8(&self) -> Option<Float8> {
         let some = |rows| match &self.content {
             Content::Codes(_) => None,
@@ -180,36 +180,36 @@ impl<'a> PackedTensor<'a> {
 }
 
 impl<'a> FileRows<'a> for PackedTensor<'a> {
-    /// Its values as the kernels' file rows of its [`kind`](Self::kind).
+    /// The rows in the file format of the kernels, of its [`kind`](Self::kind).
     fn get(&self, rows: Range<usize>) -> Cow<'a, [u8]> {
         by_all_processors(&self.rows(rows).rows, |rows| self.some_rows(rows)).concat().into()
     }
 
-    /// Rows do not lie together in every layout: the layer gives them back.
+    /// Some layouts interleave rows, so memory is freed with the whole layer.
     fn release(&self, _rows: Range<usize>) {}
 }
 
-/// Signed integers of eight bits, the widest groups first.
+/// Formats of signed integers of eight bits, the widest groups first.
 const SIGNED_BYTES: [WeightType; 3] = [WeightType::I8G128, WeightType::I8G64, WeightType::Q8_0];
 
-/// Integers of two and of three.
+/// Formats of integers of two and three bits.
 const CRUMBS: [WeightType; 4] = [WeightType::I2G256, WeightType::I2G128, WeightType::I2G64, WeightType::I2G32];
 const THREE_BITS: [WeightType; 4] = [WeightType::I3G256, WeightType::I3G128, WeightType::I3G64, WeightType::I3G32];
 
-/// The first of these types whose blocks divide all of these lengths; the last one's do.
+/// The first of these formats whose group size divides all of these lengths, or the last one.
 fn widest(kinds: &[WeightType], lengths: &[usize]) -> WeightType {
     let divides = |kind: &&WeightType| lengths.iter().all(|length| length.is_multiple_of(kind.block_elements()));
     kinds.iter().find(divides).copied().unwrap_or(kinds[kinds.len() - 1])
 }
 
-/// What some inputs of such a matrix are packed as: where they cut its groups, some types have narrower ones.
+/// The format of a part with these inputs: if they cut the groups of `kind`, one with narrower groups, if there is one.
 fn holding(kind: WeightType, inputs: &Range<usize>) -> WeightType {
     let cuts = |place: usize| !place.is_multiple_of(kind.block_elements());
     let cut = narrower(kind).filter(|_| cuts(inputs.start) || cuts(inputs.end));
     cut.map_or(kind, |kinds| widest(kinds, &[inputs.start, inputs.end]))
 }
 
-/// The types that hold the same values in narrower groups, the last of them in groups of 32.
+/// The formats of the same values in narrower groups; the last one has groups of 32.
 fn narrower(kind: WeightType) -> Option<&'static [WeightType]> {
     match kind {
         WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(&[WeightType::Q8_0]),
@@ -221,7 +221,7 @@ fn narrower(kind: WeightType) -> Option<&'static [WeightType]> {
     }
 }
 
-/// What is made of rows, by all processors: parts in the order of rows.
+/// Runs `make` on parts of the rows on all processors; results are in the order of rows.
 fn by_all_processors<T: Send>(rows: &Range<usize>, make: impl Fn(Range<usize>) -> T + Sync) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = rows.len().div_ceil(threads).max(1);

@@ -1,4 +1,4 @@
-//! Graphs that are captured while there is nothing to do, ahead of the steps that they are for: on the stand-in for GPUs.
+//! Graphs that are captured while the engine is idle, before the steps that need them; on the shim.
 
 use std::slice;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use windlass_engine_model::cuda::{CudaLeader, CudaModel, Device, Node, Replay, S
 use windlass_engine_model::{KvBudget, LoadOptions};
 use windlass_kernels::WeightType;
 
-/// Of up to four sequences: one, two and four of them.
+/// Steps of up to four sequences: sizes one, two and four.
 const SIZES: u32 = 3;
 
 const ALL: Prepared = Prepared { done: SIZES, all: SIZES, advanced: false };
 
-/// Captures all that can be, one at a time.
+/// Captures all graphs, one at a time.
 fn prepare(executor: &mut dyn Executor) -> Prepared {
     loop {
         let prepared = executor.prepare().unwrap();
@@ -63,7 +63,7 @@ fn a_step_after_idling_replays_what_was_captured_before_and_its_tokens_are_the_s
     assert!(as_they_come.2 < SIZES as usize && as_they_come.1 > 0, "{} of {}", as_they_come.2, as_they_come.1);
 }
 
-/// Between the steps of a sequence, whose keys and values, penalties and random draws stay as they are.
+/// Captures between the steps of a sequence do not change its K and V, penalties or random numbers.
 #[test]
 fn a_capture_between_steps_changes_nothing_of_the_next_one() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -86,7 +86,7 @@ fn a_capture_between_steps_changes_nothing_of_the_next_one() {
     assert_eq!(said(true), said(false));
 }
 
-/// For sequences of up to 2048 tokens, and for the longest.
+/// Graphs for sequences of up to 2048 tokens, and for the longest.
 #[test]
 fn sequences_that_may_be_longer_have_graphs_of_their_own() {
     let small = Tiny { layers: 1, hidden: 64, feed_forward: 64, heads: 1, kv_heads: 1, ..tiny(WeightType::BF16) };
@@ -108,7 +108,7 @@ fn sequences_that_may_be_longer_have_graphs_of_their_own() {
     assert_eq!([said(true).1, said(false).1], [2 * SIZES as usize, 2]);
 }
 
-/// Half of what was free is left to steps' own graphs and to the driver.
+/// Half of the free memory is left to graphs that steps capture and to the driver.
 #[test]
 fn graphs_are_captured_ahead_as_far_as_memory_goes_and_never_where_none_are_replayed() {
     let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
@@ -123,7 +123,7 @@ fn graphs_are_captured_ahead_as_far_as_memory_goes_and_never_where_none_are_repl
     assert_eq!(eager.prepare().unwrap(), Prepared::default());
 }
 
-/// Neither a step's own graph nor one ahead: steps go on without, and what there is stays in use.
+/// No graph has memory: steps run without, and existing graphs stay in use.
 #[test]
 fn steps_run_without_graphs_where_there_is_no_room_for_them() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -157,7 +157,7 @@ fn nothing_is_captured_while_memory_is_given_back() {
     assert_eq!(prepare(&mut executor), ALL);
 }
 
-/// What no step has needed is another's memory meanwhile, and is captured again.
+/// Graphs that no step has used are dropped while weights or K and V are freed, and captured again.
 #[test]
 fn graphs_that_no_step_used_are_given_back_with_keys_and_values() {
     let mut executor = loaded(&checkpoint(tiny(WeightType::BF16)), &device(7), Replay::Graphs).executor;
@@ -170,7 +170,7 @@ fn graphs_that_no_step_used_are_given_back_with_keys_and_values() {
     assert_eq!(prepare(&mut executor), ALL);
 }
 
-/// Over each other's memory, and where a library carries what they exchange: the same sizes on all.
+/// With peer access, and with exchange by a library: all ranks have the same sizes.
 #[test]
 fn ranks_capture_the_same_graphs() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -197,7 +197,7 @@ fn ranks_capture_the_same_graphs() {
     }
 }
 
-/// A rank whose device has no room keeps all from it: they replay together.
+/// If the device of one rank has no room, no rank captures: they replay together.
 #[test]
 fn the_rank_with_the_least_room_decides() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -212,7 +212,7 @@ fn the_rank_with_the_least_room_decides() {
     assert_eq!(prepare(&mut executor), ALL);
 }
 
-/// Each node those of its own layers, when the one that leads has nothing to do.
+/// Each node captures graphs of its own layers, when the leader is idle.
 #[test]
 fn nodes_and_models_whose_first_layers_stay_on_the_cpu_capture_ahead_too() {
     let deep = Tiny { layers: 3, tied: false, ..tiny(WeightType::BF16) };

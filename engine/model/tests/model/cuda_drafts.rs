@@ -22,7 +22,8 @@ use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Replay};
 use windlass_engine_model::{DecoderConfig, DraftModel, KvBudget, LoadOptions, load};
 use windlass_kernels::WeightType;
 
-/// Draft tokens that are accepted, rejected, and accepted up to a place; drawn on the device and, with a bias, on the host.
+/// Draft tokens that are all accepted, all rejected, and accepted up to one; sampled on the device and, with a bias, on
+/// the host.
 #[test]
 fn draft_tokens_are_verified_by_what_is_drawn_without_them() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -53,7 +54,7 @@ fn draft_tokens_are_verified_by_what_is_drawn_without_them() {
     }
 }
 
-/// A token and its draft tokens are computed as they are without: the texts are equal, and by the same graphs.
+/// A token and its draft tokens are computed as single tokens are: the texts are equal, and the graphs are the same.
 #[test]
 fn texts_with_draft_tokens_are_those_without() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -69,8 +70,8 @@ fn roomy(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
     model.start(options.kv, replay).unwrap().executor
 }
 
-/// Where there is no room for all of them they are computed as prompts are: where the first two choices are as near as bf16 is coarse,
-/// the other one may come.
+/// If there is no room for all as rows of one token, they are computed as prompts are. If the two best tokens are as
+/// close as the rounding of bf16, either may be sampled.
 #[test]
 fn texts_with_more_draft_tokens_than_there_are_rows_are_the_models() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -79,7 +80,7 @@ fn texts_with_more_draft_tokens_than_there_are_rows_are_the_models() {
     assert!(regret <= NEAR_TIE, "{text:?} is {regret} from the CPU's choices");
 }
 
-/// A small model beside the large one, on the same GPU; here of the same kind, so that every draft token is accepted.
+/// A draft model beside the large model, on the same GPU. Here it is the same model, so every draft token is accepted.
 #[test]
 fn a_draft_model_on_the_gpu_changes_no_token() {
     let (checkpoint, device) = (checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) }), device(7));
@@ -102,7 +103,7 @@ fn a_draft_model_on_the_gpu_changes_no_token() {
         (texts, engine.stats().drafts)
     };
     let (expected, _) = texts(None);
-    // So small a pool that the two sequences take turns in it, and one that holds both.
+    // A pool that has room for only one of the two sequences, and one that has room for both.
     for blocks in [2, 4] {
         let free = || device.driver().memory().unwrap().free_bytes as u64;
         let (options, before) =
@@ -120,7 +121,7 @@ fn repeated() -> Vec<u32> {
     [7, 3, 9, 4, 8].repeat(4)
 }
 
-/// To the last bit of their log probabilities, within a block and across the border of two.
+/// Log probabilities are equal to the last bit, within a block and across the border of two.
 #[test]
 fn draft_tokens_are_computed_as_tokens_one_after_the_other() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -143,7 +144,7 @@ pub fn draft_tokens_change_nothing<E: Executor>(executor: impl Fn() -> E) {
     assert_eq!(drafted, plain);
 }
 
-/// A text of 40 tokens whose prompt repeats, with up to so many draft tokens a step.
+/// Generates a text of 40 tokens whose prompt repeats, with up to `draft_tokens` draft tokens a step.
 fn text_with_draft_tokens(executor: impl Executor, draft_tokens: u32) -> Vec<u32> {
     let proposer = Box::new(PromptLookup::new(1, 3));
     let mut engine = Engine::new(executor, EngineConfig::PLAIN).with_proposer(proposer, draft_tokens);
@@ -158,10 +159,10 @@ fn text_with_draft_tokens(executor: impl Executor, draft_tokens: u32) -> Vec<u32
     text
 }
 
-/// Tokens of a prompt: the text behind them crosses the border of two blocks.
+/// Length of a prompt: the text after it crosses the border of two blocks.
 const PROMPT_TOKENS: usize = 58;
 
-/// A sequence of which all but the last token is computed.
+/// A sequence of which all tokens but the last are computed.
 struct Text {
     tokens: Vec<u32>,
     sampling: Sampling,
@@ -179,7 +180,8 @@ impl Text {
         Text { tokens: prompt.to_vec(), sampling: sampling.clone(), blocks }
     }
 
-    /// What is drawn next under draft tokens, with log probabilities where they are asked for; `others` are in the same step.
+    /// Samples with draft tokens, and returns the tokens, with log probabilities where they are asked for. `others` are
+    /// in the same step.
     fn draw(&mut self, executor: &mut dyn Executor, draft: DraftTree, others: &[PlanRow]) -> Vec<(u32, f32)> {
         let (last, position) = (self.tokens[self.tokens.len() - 1], self.tokens.len() as u32 - 1);
         let reads = self.sampling.reads_history();
@@ -200,14 +202,14 @@ impl Text {
         drawn.into_iter().enumerate().map(|(index, token)| (token, logprob(index))).collect()
     }
 
-    /// Of what a mask or a penalty changes the host would tell: without that the device draws.
+    /// No log probabilities with masks or penalties: the host would sample such rows, and here the device is to.
     fn is_told(&self) -> bool {
         !self.sampling.reads_history() && self.sampling.allowed_tokens.is_empty()
     }
 }
 
-/// Trees whose right path lies behind other branches, and how many of its draft tokens hold: one of two at each place, a path behind a
-/// whole wrong one, one that goes wrong, and none that is right.
+/// Trees in which the right path comes after other branches, and how many of its draft tokens are accepted: one of two
+/// at each position, a path after a wrong path, a path that turns wrong, and no right path.
 fn trees(text: &[u32], vocabulary: u32) -> Vec<(DraftTree, usize)> {
     let wrong = |token: u32, by: u32| (token + by) % vocabulary;
     let mut trees = [(); 4].map(|()| DraftTree::default());
@@ -226,9 +228,10 @@ fn trees(text: &[u32], vocabulary: u32) -> Vec<(DraftTree, usize)> {
     trees.into_iter().zip(accepted).collect()
 }
 
-/// One tree after the other, each behind what held of the one before: what is drawn, and what the model thinks of it, is what it
-/// is without draft tokens. Across the border of two blocks. Where two tokens are as likely as bf16 is coarse the other one may come: of
-/// six trees in no more than `strayed`, as many as it is on the stand-in. The text then goes on from what is right.
+/// Verifies one tree after the other, each after the accepted tokens of the one before: tokens and log probabilities
+/// are those without draft tokens. The text crosses the border of two blocks. If two tokens are as close as the
+/// rounding of bf16, the other one may be sampled: in at most `strayed` of six trees, the number on the shim. The text
+/// then goes on with the right tokens.
 pub fn branching_draft_tokens_are_accepted(
     executor: &mut dyn Executor,
     vocabulary: u32,
@@ -257,8 +260,8 @@ pub fn branching_draft_tokens_are_accepted(
     assert!(astray.len() <= strayed, "{astray:?} of {turn} trees gave another token, {sampling:?}");
 }
 
-/// Whether all of it was drawn; else another token was, and never just fewer or more of them. As far as it was the model thinks of
-/// it what it should, and of the likeliest token that came instead, too.
+/// Whether all right tokens were sampled. If not, another token was, never just fewer or more tokens. Log probabilities
+/// must be right up to there, and so must that of the best token that was sampled instead.
 fn is_right(drawn: &[(u32, f32)], right: &[(u32, f32)], sampling: &Sampling) -> bool {
     let same = drawn.iter().zip(right).take_while(|(one, other)| one.0 == other.0).count();
     let is_right = same == drawn.len().min(right.len());
@@ -269,7 +272,7 @@ fn is_right(drawn: &[(u32, f32)], right: &[(u32, f32)], sampling: &Sampling) -> 
     is_right
 }
 
-/// Draft tokens one after the other, and a prompt, in blocks of their own.
+/// A chain of draft tokens, and a prompt, in blocks of their own.
 fn others() -> Vec<PlanRow> {
     let sample = SampleRow { draft: DraftTree::chain([4, 5]), ..sample_row(&Sampling::GREEDY) };
     let chain = PlanRow { sample: Some(sample), blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
@@ -277,7 +280,7 @@ fn others() -> Vec<PlanRow> {
     vec![chain, PlanRow { tokens, sample: None, blocks: [BlockId(3)].into(), ..row(InputToken::Known(1), 0) }]
 }
 
-/// Drawn on the device, under a mask and penalties, too, and with a bias on the host.
+/// Sampled on the device, with a mask and penalties too, and with a bias on the host.
 #[test]
 fn branching_draft_tokens_change_no_token() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -332,7 +335,7 @@ fn too_many_branching_draft_tokens_fail_by_name_and_nothing_else_does() {
     );
 }
 
-/// Which of a row's tokens is its last is known when its draft tokens are verified.
+/// The last token of a row is known only when its draft tokens are verified.
 #[test]
 fn nothing_follows_a_row_with_draft_tokens_before_they_are_verified() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));

@@ -1,5 +1,4 @@
-//! A model whose layers are divided among nodes with a GPU each computes what one GPU computes: on the stand-in for them, over
-//! real sockets.
+//! A model divided among nodes with a GPU each computes what one GPU computes: on the shim, over real sockets.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -40,7 +39,7 @@ fn worker(tiny: Tiny, options: LoadOptions, devices: Vec<Device>, node_rank: u32
     })
 }
 
-/// A model on as many nodes as there are drivers, of which the last one leads.
+/// A model on as many nodes as there are drivers; the last one leads.
 fn led(tiny: Tiny, drivers: &[Arc<HostDriver>], replay: Replay) -> (LoadedCuda<CpuExecutor>, Vec<Worker>) {
     let stages = drivers.len() as u32;
     let (gathering, leader) = gathering(stages, PATIENCE);
@@ -65,8 +64,8 @@ fn free(driver: &Arc<HostDriver>) -> u64 {
     driver.device().driver().memory().unwrap().free_bytes as u64
 }
 
-/// Activations cross as they are, so that nodes give one GPU's tokens, whether the head is the embedding, which then is on the
-/// first node and on the last one, or not.
+/// Activations are sent unrounded, so nodes give the tokens of one GPU. With a tied head, both the first and the last
+/// node have the embedding.
 #[test]
 fn two_and_three_nodes_give_the_tokens_of_one_gpu_and_of_the_cpu() {
     for (tied, nodes, replay) in [(false, 2, Replay::Graphs), (false, 3, Replay::Graphs), (true, 2, Replay::Eager)] {
@@ -86,7 +85,7 @@ fn two_and_three_nodes_give_the_tokens_of_one_gpu_and_of_the_cpu() {
     }
 }
 
-/// Stages are not told what draft tokens see.
+/// The protocol of stages does not carry which draft tokens see each other.
 #[test]
 fn branching_draft_tokens_fail_by_name_and_nothing_else_does() {
     let (LoadedCuda { mut executor, .. }, workers) = led(deep(), &drivers(2), Replay::Graphs);
@@ -105,7 +104,8 @@ fn branching_draft_tokens_fail_by_name_and_nothing_else_does() {
     ended(workers);
 }
 
-/// On the node that embeds, on one between others, and on the one that has the head; nothing is launched by itself.
+/// All kernels are in graphs: on the first node, on one between others, and on the one with the head. Only the draw is
+/// launched outside.
 #[test]
 fn a_decoding_step_is_one_graph_on_every_node() {
     let drivers = drivers(3);
@@ -117,8 +117,8 @@ fn a_decoding_step_is_one_graph_on_every_node() {
         let of_kernels = |work: &Issued| matches!(work, Issued::Graph(_) | Issued::Launch(_));
         driver.issued()[before..].iter().filter(|work| of_kernels(work)).cloned().collect::<Vec<_>>()
     });
-    // Eight kernels a layer, of which nodes have one, two and two; one that embeds before, three that make logits behind, and the
-    // draw.
+    // Eight kernels a layer; the nodes have one, two and two layers. One kernel embeds, three make logits, and one
+    // draws.
     let mut expected = [1 + 8, 2 * 8, 2 * 8 + 3].map(|pieces| vec![Issued::Graph(pieces)]);
     expected[2].push(Issued::Launch(Kernel::Sample));
     assert_eq!(kernels.collect::<Vec<_>>(), expected);
@@ -153,7 +153,7 @@ fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
     ended(workers);
 }
 
-/// When it returns, every node has given its keys and values back.
+/// When the call returns, every node has freed its K and V.
 #[test]
 fn nodes_sleep_and_wake_together_and_the_leaders_ledger_knows_its_own_device() {
     let drivers = drivers(2);
@@ -166,7 +166,7 @@ fn nodes_sleep_and_wake_together_and_the_leaders_ledger_knows_its_own_device() {
     let jobs = jobs(&Sampling::GREEDY);
     let text = generate(&mut executor, &jobs, 3, 32, 2);
     executor.hold_kv(false).unwrap();
-    // Two layers of five are the other node's.
+    // The other node has two layers of five.
     let kv = [ledger.kv / 3 * 2, ledger.kv].map(|bytes| whole_pieces(&drivers[0], bytes));
     assert_eq!([0, 1].map(|node: usize| free(&drivers[node]) - awake[node]), kv);
     executor.hold_kv(true).unwrap();
@@ -177,7 +177,7 @@ fn nodes_sleep_and_wake_together_and_the_leaders_ledger_knows_its_own_device() {
     assert_eq!(drivers.iter().map(free).collect::<Vec<_>>(), before, "everything was given back");
 }
 
-/// What one node has no room for, none has.
+/// All nodes have as many blocks as the one with least room.
 #[test]
 fn the_node_with_the_least_room_decides_how_many_blocks_there_are() {
     let (gathering, leader) = gathering(2, PATIENCE);
@@ -185,7 +185,7 @@ fn the_node_with_the_least_room_decides_how_many_blocks_there_are() {
     let worker = worker(deep(), options(), vec![small.device()], 1, (2, leader));
     let model = CudaLeader::load(&checkpoint(deep()), &options(), &[driver().device()], &gathering).unwrap();
     let room = model.free_bytes().unwrap();
-    // The driver takes some for itself.
+    // The driver needs some memory itself.
     let LoadedCuda { executor, .. } = model.start(KvBudget::Bytes(room / 10 * 9), Replay::Graphs).unwrap();
     let (blocks, left) = (executor.geometry().blocks, free(&small));
     assert!(blocks > BLOCKS && room < 6 << 20 && left < 1 << 20, "{blocks} in {room}, and {left} left");
@@ -223,7 +223,7 @@ fn nodes_on_other_devices_and_with_other_models_are_refused_on_both_sides() {
     assert!([&refusal, &told].iter().all(|text| text.contains("another model")), "{refusal}, {told}");
 }
 
-/// By the flag's name, with what both have.
+/// The error names the flag and the values of both.
 #[test]
 fn a_node_that_would_round_otherwise_is_refused_on_both_sides() {
     let bytes = LoadOptions { int8_activations: true, ..options() };
@@ -244,7 +244,7 @@ fn a_node_that_would_round_otherwise_is_refused_on_both_sides() {
     }
 }
 
-/// Wherever it is lost: on the node that leads, or on another one, whose words come with its name.
+/// The lost device may be on the leader or on another node, whose message is reported with its name.
 #[test]
 fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
     const WORDS: &str = "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered";
@@ -266,7 +266,7 @@ fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
     }
 }
 
-/// A node in name only: it joins with a real one's words, and hangs up before its first step.
+/// A fake node: it joins with the messages of a real one, and disconnects before its first step.
 #[test]
 fn a_node_that_is_gone_ends_the_step_with_its_name() {
     let (gathering, leader) = gathering(2, PATIENCE);
@@ -274,7 +274,7 @@ fn a_node_that_is_gone_ends_the_step_with_its_name() {
     let worker = worker(deep(), options(), vec![driver().device()], 1, (2, proxy.local_addr().unwrap()));
     let cut = thread::spawn(move || {
         let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
-        // It joins, says what room it has, is told what to build, and has built it.
+        // It joins, reports its room, gets its sizes, and reports that it is built.
         pass_frame(&mut worker, &mut leader).unwrap();
         pass_frame(&mut worker, &mut leader).unwrap();
         pass_frame(&mut leader, &mut worker).unwrap();
@@ -290,7 +290,7 @@ fn a_node_that_is_gone_ends_the_step_with_its_name() {
     assert!(error.contains("the leader of the pipeline") && error.contains("closed"), "{error}");
 }
 
-/// What a leader asks for is checked, whatever leader that is.
+/// Requests of a leader are checked, whoever it is.
 #[test]
 fn blocks_that_are_no_pages_of_the_kernels_are_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

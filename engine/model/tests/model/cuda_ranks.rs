@@ -1,5 +1,5 @@
-//! A decoder on several GPUs of one process computes what it computes on one: on the stand-in for them, whose kernels run
-//! from their sources, each device in its own time.
+//! A decoder on several GPUs of one process computes what it computes on one GPU: on the shim, which runs the kernels
+//! from their sources, each device at its own pace.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use windlass_kernels::cuda::Kernel;
 
 const GENERATED: usize = 5;
 const VOCABULARY: u32 = 131;
-/// Log probabilities that a sum of rounded parts may give a token otherwise: as much as bf16 activations do (`cuda.rs`).
+/// How much log probabilities may change by sums of rounded parts: as much as by bf16 activations (`cuda.rs`).
 const APART: f32 = 0.08;
 
 fn options(ranks: usize) -> LoadOptions {
@@ -43,7 +43,7 @@ fn options(ranks: usize) -> LoadOptions {
     }
 }
 
-/// Heads for two and four ranks, a vocabulary that neither divides, and a head of its own.
+/// Heads for two and four ranks, a vocabulary that neither number divides, and an untied head.
 fn tiny(kind: WeightType) -> Tiny {
     Tiny { vocabulary: VOCABULARY.into(), tied: false, ..Tiny::of(kind) }
 }
@@ -77,7 +77,7 @@ fn jobs(sampling: &Sampling) -> Vec<Job> {
     (0..2).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
 }
 
-/// Log probabilities of each token of a text after those before it, and how much each lacks to the best.
+/// Log probabilities of each token of a text given those before it, and the distance of each to that of the best token.
 fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
     let blocks = tables(executor);
     let mut scores = Vec::new();
@@ -95,7 +95,7 @@ fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
     scores
 }
 
-/// Asks both for log probabilities, which are hardly apart, and the one rank for what it thinks of the greedy tokens of many.
+/// Compares log probabilities of both, which must be close, and scores the greedy tokens of many ranks on one rank.
 fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, options: &LoadOptions) {
     agrees_within(APART, name, checkpoint, options);
 }
@@ -122,7 +122,7 @@ fn agrees_within(bound: f32, name: &str, checkpoint: &Checkpoint, options: &Load
     assert!(apart > 0.0 && apart < bound && regret <= bound, "{name} on {ranks}: {apart} apart, choices {regret}");
 }
 
-/// Types of one value a block, 32 and 256, tied and not, and more ranks than key heads.
+/// Formats with blocks of 1, 32 and 256 values, tied and untied heads, and more ranks than key heads.
 #[test]
 fn two_three_and_four_ranks_give_the_tokens_of_one() {
     let wide = Tiny { hidden: 512, heads: 8, kv_heads: 2, rope_dims: 64, feed_forward: 1024, ..tiny(WeightType::Q4K) };
@@ -148,8 +148,8 @@ fn parts_that_are_quantized_at_load_give_the_tokens_of_the_whole() {
     }
 }
 
-/// Each rank rounds what its own columns multiply, in blocks that are the whole's. What ranks add up is rounded to bf16 before, so
-/// that now and then an input becomes another byte: as far as that goes beside one device (`cuda.rs`).
+/// Each rank rounds the inputs of its own columns, in the same blocks as a single rank. Sums over ranks are rounded to
+/// bf16 before, so some inputs become another int8 value: within the bound for one device (`cuda.rs`).
 #[test]
 fn int8_activations_give_the_tokens_of_one_rank() {
     let wide = |kind| Tiny { hidden: 512, heads: 8, kv_heads: 2, rope_dims: 64, feed_forward: 1024, ..tiny(kind) };
@@ -170,7 +170,7 @@ fn int8_activations_give_the_tokens_of_one_rank() {
     }
 }
 
-/// Four ranks have half a block of a group, which is filled up.
+/// With four ranks, each has half a block of a group, which is padded.
 #[test]
 fn inputs_in_an_order_of_their_own_are_divided_too() {
     let checkpoint = packed::checkpoint(packed::SORTED);
@@ -185,8 +185,8 @@ fn family(model_type: &str, head_norms: bool, more: Value) -> Checkpoint {
     family.open(&family.safetensors())
 }
 
-/// Norms behind blocks, which are of the whole sum; windows in a group of their own; biases and norms of heads; experts of two
-/// widths, the one for all tokens among them.
+/// Norms after blocks, which need the whole sum; windows in a group of their own; biases and norms of heads; experts of
+/// two widths, the shared one among them.
 #[test]
 fn the_parts_of_other_families_are_divided_too() {
     let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64, "sliding_window": 20,
@@ -203,7 +203,7 @@ fn the_parts_of_other_families_are_divided_too() {
     }
 }
 
-/// So many of 96 columns, which four ranks could not divide, and one of 160 for all tokens where that is asked for.
+/// Experts of 96 columns, which four ranks cannot divide, and a shared one of 160 if asked for.
 fn mixture(count: u32, used: u32, shared: bool) -> Checkpoint {
     let mut keys = json!({"num_experts": count, "num_experts_per_tok": used, "moe_intermediate_size": 96,
         "norm_topk_prob": true, "decoder_sparse_step": 1, "head_dim": 64, "mlp_only_layers": []});
@@ -213,7 +213,7 @@ fn mixture(count: u32, used: u32, shared: bool) -> Checkpoint {
     family(if shared { "qwen2_moe" } else { "qwen3_moe" }, !shared, keys)
 }
 
-/// Fewer experts on one rank than on another; tokens with no expert on a rank, too; integers.
+/// Ranks with different numbers of experts; tokens without experts on a rank; integers.
 #[test]
 fn experts_that_stay_whole_give_the_tokens_of_one_rank() {
     let int8 = Quantization::named("int8");
@@ -225,7 +225,7 @@ fn experts_that_stay_whole_give_the_tokens_of_one_rank() {
     }
 }
 
-/// Every ledger is what its device holds, and a rank with an expert more holds more.
+/// Every ledger equals the memory in use on its device, and a rank with an expert more uses more.
 #[test]
 fn memory_of_whole_experts_is_that_of_each_rank() {
     let (checkpoint, drivers) = (mixture(3, 2, false), drivers(2, 7));
@@ -262,20 +262,20 @@ fn graphs_steps_in_flight_and_the_order_of_threads_and_devices_change_no_token()
     }
 }
 
-/// Found in the prefix cache, and beside another one in few blocks: what each gets alone.
+/// Answers with the prefix cache, and beside others in few blocks, are those of each request alone.
 #[test]
 fn prefix_hits_and_few_blocks_change_no_token() {
     const ANSWER: usize = 16;
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let prompt = |id: u32, len: u32| (0..len).map(|token| (token * 11 + id) % VOCABULARY).collect::<Vec<u32>>();
-    // The third is the first with more behind it.
+    // The third prompt is the first with more tokens after it.
     let prompts = [prompt(0, 70), prompt(1, 58), prompt(0, 90), prompt(3, 55)];
     let alone: Vec<Vec<u32>> = prompts
         .iter()
         .map(|prompt| generate(&mut executor(&checkpoint, 2), &[Job::greedy(prompt)], ANSWER, 32, 2).remove(0))
         .collect();
     let config = EngineConfig { enable_prefix_cache: true, ..EngineConfig::PLAIN };
-    // Each takes two blocks in the end, and there are three.
+    // Each needs two blocks in the end, and there are three.
     let options = LoadOptions { kv: KvBudget::Blocks(3), max_model_tokens: Some(192), ..options(2) };
     let executor = loaded(&checkpoint, &options, &devices(&drivers(2, 7)), Replay::Graphs).executor;
     let mut engine = Engine::new(executor, config);
@@ -299,7 +299,7 @@ fn prefix_hits_and_few_blocks_change_no_token() {
     assert_eq!(texts, alone);
 }
 
-/// What only the host samples (a bias), log probabilities, and a copied block.
+/// Rows that only the host samples (with a bias), log probabilities, and a copied block.
 #[test]
 fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -307,7 +307,7 @@ fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
     jobs[1].sampling = Sampling { logit_bias: vec![(130, 100.0)], ..Sampling::GREEDY };
     let mut executor = executor(&checkpoint, 2);
     let together = generate(&mut executor, &jobs, 4, 32, 2);
-    // The last token of the vocabulary is the other rank's.
+    // The other rank has the last token of the vocabulary.
     assert_eq!(together[1], [130; 4]);
     assert_eq!(together[0], generate(&mut executor, &jobs[..1], 4, 32, 2)[0]);
     let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
@@ -369,8 +369,8 @@ fn memory_is_divided_and_every_ledger_knows_all_of_its_device() {
     assert_eq!(first.weights + other.weights, one.weights + norms);
 }
 
-/// Where devices do not reach each other, what ranks hold is carried to all of them, or lies in the host's memory: the same
-/// bits, in graphs too.
+/// If devices cannot read each other's memory, ranks exchange by copies or through host memory: the bits are the same,
+/// in graphs too.
 #[test]
 fn ranks_that_do_not_reach_each_other_say_what_others_say() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -404,7 +404,7 @@ fn ranks_that_do_not_reach_each_other_say_what_others_say() {
     }
 }
 
-/// Nothing is launched by itself but the draw.
+/// Only the draw is launched outside the graph.
 #[test]
 fn a_decoding_step_is_one_graph_on_every_device() {
     let (checkpoint, drivers) = (checkpoint(tiny(WeightType::BF16)), drivers(2, 7));
@@ -424,7 +424,8 @@ fn a_decoding_step_is_one_graph_on_every_device() {
     }
 }
 
-/// Wherever in a step a device is lost, whichever: the error names the rank and the device's own words, and nobody waits.
+/// A device may be lost at any point of a step: the error names the rank and has the message of the device, and no rank
+/// hangs.
 #[test]
 fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
     const WORDS: &str = "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered";
@@ -503,7 +504,7 @@ fn a_group_that_cannot_be_is_refused_with_what_would_work() {
     }
 }
 
-/// Each rank moves keys and values of its own heads: in layers of one group, of several, and in pages of bytes.
+/// Each rank moves K and V of its own heads: in layers of one group, of several groups, and in pages of 8 bits.
 #[test]
 fn branching_draft_tokens_change_no_token() {
     let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64, "sliding_window": 20,

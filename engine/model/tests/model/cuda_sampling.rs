@@ -1,4 +1,4 @@
-//! What the host asks of logits, answered by a GPU as the host's own sampler answers it.
+//! Sampling on a GPU gives the results of the host's sampler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use windlass_engine_model::cuda::Replay;
 use windlass_engine_model::load;
 use windlass_kernels::WeightType;
 
-/// Sends a row to the host's sampler, which keeps the likeliest token whatever it is.
+/// Makes the host sample a row; it keeps the most likely token, whatever the value.
 const FOR_THE_HOST: f32 = 0.5;
-/// Ways that have another token come than the likeliest, and the one that leaves none.
+/// How many of the cases change the sampled token, and the index of the case in which no token is allowed.
 const CHANGING: usize = 7;
 const LEAVING_NONE: usize = 9;
-/// Log probabilities that a sum of floats may be off.
+/// How far sums of floats may change log probabilities.
 const NEAR: f32 = 2e-5;
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Constraint for Panicking {
     }
 }
 
-/// A row whose draw hangs on what a constraint says of the tokens that are known, and of the one that is fed.
+/// A row with a constraint that depends on known tokens, and on one that a step in flight samples.
 fn constrained(constraint: Arc<dyn Constraint>, token: InputToken, position: u32, known: &[u32]) -> PlanRow {
     let history = Some(History { tokens: known.to_vec(), prompt_tokens: 1 });
     let sample = SampleRow { history, constraint: Some(constraint), ..sample_row(&Sampling::GREEDY) };
@@ -102,7 +102,7 @@ fn on_host(samples: &[SampleRow]) -> Vec<SampleRow> {
     samples[..samples.len() - 1].iter().map(for_the_host).collect()
 }
 
-/// The token that comes where nothing else decides.
+/// The most likely token.
 fn likeliest(executor: &mut dyn Executor) -> u32 {
     match answers(executor, &[sample_row(&Sampling::GREEDY)])[..] {
         [(RowOutput::Sampled(token), _)] => token,
@@ -157,7 +157,7 @@ fn a_device_answers_as_the_hosts_sampler_does() {
     assert!(found[11].1[0].chosen.rank <= 3 && found[11].1[0].top.is_empty());
 }
 
-/// Only the stand-in for a driver tells what was issued to it.
+/// Only the shim records what was issued to it.
 #[test]
 fn logits_leave_a_device_where_it_does_not_answer_alone() {
     let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
@@ -171,7 +171,7 @@ fn logits_leave_a_device_where_it_does_not_answer_alone() {
     }
 }
 
-/// More likeliest tokens than the device tells go to the host.
+/// Rows that ask for more most likely tokens than the device can report are sampled on the host.
 #[test]
 fn known_tokens_are_scored_as_the_host_scores_them() {
     let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
@@ -188,7 +188,7 @@ fn known_tokens_are_scored_as_the_host_scores_them() {
     assert_near(&found, &expected);
 }
 
-/// The second step is computed before the token is known that its constraint is asked with.
+/// The second step is computed before the token that its constraint needs is known.
 #[test]
 fn a_constraint_is_asked_with_the_token_that_a_step_in_flight_draws() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));

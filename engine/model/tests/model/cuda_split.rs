@@ -1,4 +1,4 @@
-//! A model whose first layers stay on the CPU computes what it computes whole, on the stand-in for a GPU.
+//! A model with its first layers on the CPU computes what it computes whole, on the shim.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use windlass_kernels::cuda::Kernel;
 
 const LAYERS: u32 = 4;
 
-/// A head of its own: what the layers say decides.
+/// An untied head, so that the output depends on the layers.
 fn deep(kind: WeightType) -> Tiny {
     Tiny { layers: LAYERS, tied: false, ..tiny(kind) }
 }
@@ -39,7 +39,7 @@ fn executor(checkpoint: &Checkpoint, gpu_layers: u32) -> CpuExecutor {
     loaded(checkpoint, &options(), gpu_layers, &device(7)).executor
 }
 
-/// Asks both for log probabilities, and the CPU for what it thinks of the other's greedy tokens.
+/// Compares log probabilities of both, and scores the other's greedy tokens on the CPU.
 fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, gpu_layers: u32) {
     let shape = DecoderConfig::read(checkpoint).unwrap().shape(0);
     let groups = KvGroups::of(&shape, options().max_model_tokens.unwrap()).count();
@@ -67,8 +67,8 @@ fn however_many_layers_are_on_the_gpu_the_model_computes_what_the_cpu_computes()
     agrees_with_the_cpu("a tied head", &checkpoint(Tiny { tied: true, ..deep(WeightType::Q8_0) }), 2);
 }
 
-/// Layers count on from those of the CPU: which of them see a window, and which rotation they have. A mixture of experts,
-/// and an embedding that is scaled.
+/// Layers on the GPU are counted from those on the CPU, which decides windows and rotary embeddings. Also a mixture of
+/// experts, and a scaled embedding.
 #[test]
 fn families_are_divided_too() {
     let keys = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 48,
@@ -84,7 +84,7 @@ fn mixture() -> Checkpoint {
     family("mixtral", false, keys)
 }
 
-/// Three sequences are padded to four: the fourth row is nobody's, and a router sends it to no expert that is not there.
+/// Three sequences are padded to four: the router sends the padding row to existing experts only.
 #[test]
 fn a_sequences_text_is_its_own_in_padded_and_in_eager_steps() {
     for checkpoint in [checkpoint(deep(WeightType::BF16)), mixture()] {
@@ -101,7 +101,7 @@ fn a_sequences_text_is_its_own_in_padded_and_in_eager_steps() {
     }
 }
 
-/// Every kernel that the GPU runs is in it; the host draws.
+/// All kernels of the GPU are in the graph; the host does not sample.
 #[test]
 fn a_decoding_step_is_one_graph_on_the_gpu() {
     let (checkpoint, driver) = (checkpoint(deep(WeightType::BF16)), driver());
@@ -112,7 +112,7 @@ fn a_decoding_step_is_one_graph_on_the_gpu() {
     let issued = driver.issued()[before..].to_vec();
     let of_kernels = |work: &&Issued| matches!(work, Issued::Graph(_) | Issued::Launch(_));
     let kernels: Vec<&Issued> = issued.iter().filter(of_kernels).collect();
-    // Three layers of eight kernels, and three behind them; then the draw.
+    // Three layers of eight kernels, three kernels after them, and the draw.
     assert_eq!(kernels, [&Issued::Graph(3 * 8 + 3), &Issued::Launch(Kernel::Sample)]);
     assert_eq!(self::free(&driver), free, "nothing is allocated");
 }
@@ -134,14 +134,14 @@ fn texts_with_draft_tokens_are_those_without() {
     draft_tokens_change_nothing(|| loaded(&checkpoint, &options, 2, &device(7)).executor);
 }
 
-/// Keys and values of accepted draft tokens move on both.
+/// K and V of accepted draft tokens are moved on both devices.
 #[test]
 fn branching_draft_tokens_change_no_token() {
     let checkpoint = checkpoint(deep(WeightType::BF16));
     branching_draft_tokens_are_accepted(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY, 0);
 }
 
-/// What each takes of its own memory, and all of it: each layer's keys and values are where it is computed.
+/// The ledgers equal the memory in use: K and V of a layer are on the device that computes it.
 #[test]
 fn both_ledgers_know_what_each_device_holds() {
     let (checkpoint, driver) = (checkpoint(deep(WeightType::BF16)), driver());
@@ -155,7 +155,7 @@ fn both_ledgers_know_what_each_device_holds() {
     assert_eq!((cpu.weights + gpu.weights, shape.weight_bytes), (whole.weights, whole.weights));
     let crossing = 4 * u64::from(options().max_step_tokens) * u64::from(shape.hidden);
     assert_eq!(cpu.workspace, whole.workspace + crossing);
-    // The GPU has a block besides, for rows that only pad a step.
+    // The GPU has one block more, for padding rows.
     let block = whole.kv / u64::from(BLOCKS * LAYERS);
     assert_eq!([cpu.kv, gpu.kv], [block * u64::from(BLOCKS), block * u64::from(BLOCKS + 1) * 3]);
     let jobs = jobs(&Sampling::GREEDY);
@@ -170,7 +170,7 @@ fn both_ledgers_know_what_each_device_holds() {
     assert_eq!(free(&driver), before, "everything was given back");
 }
 
-/// A budget is that of all layers together, wherever their keys and values are.
+/// A KV budget covers all layers, on whichever device they are.
 #[test]
 fn the_smaller_room_for_keys_and_values_decides_for_both() {
     let (checkpoint, options) = (checkpoint(deep(WeightType::BF16)), options());
@@ -221,7 +221,7 @@ fn what_cannot_be_divided_so_is_refused_by_name() {
     }
 }
 
-/// A device has room for some layers where it has none for all.
+/// A device that has no room for all layers has room for some.
 #[test]
 fn a_model_that_the_gpu_has_no_room_for_is_computed_by_both() {
     let (checkpoint, options) = (checkpoint(deep(WeightType::BF16)), options());

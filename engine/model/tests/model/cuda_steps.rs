@@ -1,4 +1,4 @@
-//! Steps on a GPU: graphs, two in flight, what the host samples, and rows that fail.
+//! Steps on a GPU: graphs, two steps in flight, rows that the host samples, and rows that fail.
 
 use std::slice;
 
@@ -33,7 +33,7 @@ fn graphs_chunks_steps_in_flight_and_the_order_of_threads_change_no_token() {
     }
 }
 
-/// In the order of rows, whether a graph left them or not.
+/// Logits are in the order of rows, whether or not a graph computed them.
 #[test]
 fn logits_that_a_step_leaves_are_those_that_it_draws_from() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -54,7 +54,7 @@ fn logits_that_a_step_leaves_are_those_that_it_draws_from() {
     }
 }
 
-/// `typical_p` is the host's affair: such a step waits for the one in flight, and its token is fed to the next.
+/// The host samples rows with `typical_p`: such a step waits for the one in flight, and its token is input of the next.
 #[test]
 fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -66,7 +66,7 @@ fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {
     assert_eq!(together[0], alone[0]);
 }
 
-/// A row whose draw hangs on all tokens before it.
+/// A row whose sampling depends on all tokens before it.
 fn penalized(token: InputToken, position: u32, known: &[u32]) -> PlanRow {
     let penalties = Penalties { frequency: 100.0, ..Penalties::NONE };
     let history = Some(History { tokens: known.to_vec(), prompt_tokens: 1 });
@@ -94,7 +94,7 @@ fn a_second_step_is_computed_before_the_token_is_known_that_its_draw_hangs_on() 
     executor.collect(last).unwrap();
 }
 
-/// Neither the step before waits for them, nor that one's token that they hang on; the step behind does, which needs the place of
+/// The host does not wait for the draws when the step before is collected. The step after waits, because it overwrites
 /// their logits.
 #[test]
 fn draws_of_the_host_are_made_when_their_step_is_collected_or_the_next_one_is_submitted() {
@@ -129,7 +129,7 @@ fn draws_of_the_host_are_made_when_their_step_is_collected_or_the_next_one_is_su
     assert!(one != two && two != three && three != one, "one came before: {one}, {two}, {three}");
 }
 
-/// What a step in flight changes of its logits is not what the next one does: both have room of their own.
+/// Changes of one step's logits do not affect the next step: both have buffers of their own.
 #[test]
 fn changes_of_two_steps_in_flight_do_not_mix() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -143,7 +143,7 @@ fn changes_of_two_steps_in_flight_do_not_mix() {
     assert_eq!(rows, [9, 77].map(|token| vec![RowOutput::Sampled(token)]));
 }
 
-/// A draw that fails takes its followers with it, and what would be told of them.
+/// A draw that fails also fails the rows that need its token, without log probabilities of them.
 #[test]
 fn what_follows_a_draw_that_fails_is_not_told() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
@@ -168,7 +168,7 @@ fn what_follows_a_draw_that_fails_is_not_told() {
     }
 }
 
-/// A prompt that is told of needs not wait for the step in flight, nor does what follows it.
+/// Log probabilities of a prompt need not wait for the step in flight, and later steps do not wait for them.
 #[test]
 fn prompts_are_told_of_with_a_step_in_flight() {
     let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
@@ -190,8 +190,8 @@ fn prompts_are_told_of_with_a_step_in_flight() {
     assert_eq!(second.rows, step(&mut executor, plan(vec![follow(InputToken::Known(token), 2)])));
 }
 
-/// What the device tells of a token and of the most likely ones is what the host tells, which a bias of nothing makes it do; and
-/// such a step does not wait for the one in flight.
+/// The device reports the same log probabilities as the host, which a bias of 0 forces to sample. Such a step does not
+/// wait for the one in flight.
 #[test]
 fn log_probabilities_of_drawn_tokens_are_told_on_the_device() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
@@ -247,7 +247,7 @@ fn a_decoding_step_is_one_graph_and_allocates_nothing() {
     assert_eq!(driver.device().driver().memory().unwrap(), free);
     let graphs: Vec<usize> =
         issued.iter().filter_map(|work| if let Issued::Graph(pieces) = work { Some(*pieces) } else { None }).collect();
-    // Two layers of eight kernels, and four around them.
+    // Two layers of eight kernels, and four other kernels.
     assert_eq!(graphs, [2 * 8 + 4], "{issued:?}");
     assert_eq!(issued.iter().filter(|work| matches!(work, Issued::Launch(_))).count(), 1, "the draw: {issued:?}");
     let copies = issued.iter().filter(|work| matches!(work, Issued::Copy(_))).count();
@@ -296,7 +296,7 @@ fn a_wrong_row_fails_alone_and_its_followers_with_it() {
     assert!(matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(_)]), "{rows:?}");
 }
 
-/// Splits and pages that a step has room for follow from its longest sequence, a few lengths of them, and its graph with them.
+/// The splits and pages of a step depend on its longest sequence, in a few sizes, each with its own graph.
 #[test]
 fn a_sequence_that_grows_longer_than_its_graph_has_room_for_goes_on_in_another() {
     let small = Tiny { layers: 1, hidden: 64, feed_forward: 64, heads: 1, kv_heads: 1, ..tiny(WeightType::BF16) };

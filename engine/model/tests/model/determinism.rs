@@ -1,5 +1,5 @@
-//! The real model under the scheduler: preempted, found in the prefix cache or in the swap space, forked, cut into
-//! chunks, with draft tokens or without, a request gets the same tokens with the same log probabilities, bit by bit.
+//! The real model under the scheduler: a request gets the same tokens with the same log probabilities, bit by bit,
+//! whether it is preempted, found in the prefix cache or swap space, forked, divided into chunks, or has draft tokens.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use windlass_engine_model::load;
 /// Tokens and log probabilities of a request.
 type Answer = Vec<(u32, f32)>;
 
-/// Prompts that begin alike for two blocks; every other one shares the whole prompt of the one before.
+/// Prompts with a common start of two blocks; every other one equals the one before.
 fn requests() -> Vec<Request> {
     let tokens = harbour_tokens();
     let request = |id: u64| {
@@ -31,12 +31,12 @@ fn requests() -> Vec<Request> {
 }
 
 const ROOMY: Way = Way::plain(64, 64);
-/// Eight sequences of six blocks in the end, and blocks for four of them.
+/// Eight sequences that grow to six blocks, and blocks for four of them.
 const SHORT: Way = Way { blocks: 24, caches: true, ..ROOMY };
-/// All that a server may do at once.
+/// Everything at once, as in a server.
 const ALL: Way = Way { max_step_tokens: 16, swaps: true, drafts: true, ..SHORT };
 
-/// What each of `requests` gets from an engine, and its state afterwards.
+/// The answers to `requests`, and the final statistics of the engine.
 fn answers(file: &Checkpoint, way: Way, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
     let mut engine = Engine::new(load(file, &way.load_options()).unwrap().executor, way.engine_config());
     if way.drafts {
@@ -55,7 +55,7 @@ fn answers(file: &Checkpoint, way: Way, requests: Vec<Request>) -> (Vec<Answer>,
     ((0..count).map(|id| answers.remove(&id).unwrap()).collect(), engine.stats())
 }
 
-/// What each request gets from an engine of its own.
+/// The answers to requests that run alone.
 fn alone(file: &Checkpoint, kv: KvDataType) -> Vec<Answer> {
     let answer = |request| {
         let only = Request { id: RequestId(0), fork_of: None, ..request };

@@ -1,4 +1,4 @@
-//! A model whose layers are divided among stages computes what it computes whole, over real sockets.
+//! A model divided into pipeline stages computes what it computes whole, over real sockets.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use windlass_engine_model::{
 };
 use windlass_kernels::WeightType;
 
-/// Longer than anything here takes, shorter than a test's patience.
+/// Longer than anything here takes, shorter than the timeout of a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 fn options(tensor_parallel: u32) -> LoadOptions {
@@ -86,7 +86,8 @@ fn stages_may_each_have_ranks() {
     worker.join().unwrap().unwrap();
 }
 
-/// Allows every token once so many steps were sent to the stage before: until then its own step does not end.
+/// A constraint that allows every token once a number of steps was sent to the stage before: until then its own step
+/// does not end.
 #[derive(Debug)]
 struct OnceSent {
     steps: usize,
@@ -104,7 +105,7 @@ impl Constraint for OnceSent {
     }
 }
 
-/// Passes frames on both ways until both sides are done, and says when a step goes to the worker.
+/// Forwards frames in both directions until both sides end, and reports each step that goes to the worker.
 fn relay(proxy: &TcpListener, leader: SocketAddr, sent: &Sender<()>) {
     const STEP: u8 = 8;
     let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
@@ -143,7 +144,7 @@ fn each_stage_computes_a_step_of_its_own() {
     relay.join().unwrap();
 }
 
-/// The first stage would wait for what the last one draws.
+/// Without a pipeline of steps the first stage would wait for the token that the last stage samples.
 #[test]
 fn a_row_whose_token_is_still_drawn_fails_alone() {
     let (gathering, leader) = gathering(2, PATIENCE);
@@ -161,7 +162,7 @@ fn a_row_whose_token_is_still_drawn_fails_alone() {
     worker.join().unwrap().unwrap();
 }
 
-/// Blocks are copied in every stage: the row that reads the copy draws what the one that reads the original draws.
+/// Blocks are copied in every stage: the row that reads the copy samples the same as the row that reads the original.
 #[test]
 fn blocks_are_copied_in_every_stage() {
     let (gathering, leader) = gathering(2, PATIENCE);
@@ -189,7 +190,7 @@ fn blocks_are_copied_in_every_stage() {
     worker.join().unwrap().unwrap();
 }
 
-/// Every stage gives its keys and values back before this returns, and takes memory again.
+/// Every stage frees its K and V before the call returns, and allocates them again.
 #[test]
 fn stages_sleep_and_wake_together() {
     let (gathering, leader) = gathering(2, PATIENCE);
@@ -203,7 +204,7 @@ fn stages_sleep_and_wake_together() {
     worker.join().unwrap().unwrap();
 }
 
-/// A row whose draft tokens are of these tokens, behind the first three of a text.
+/// A row with these draft tokens, after the first three tokens of a text.
 fn drafting(text: &[u32], draft_tokens: &[u32]) -> PlanRow {
     let draft = DraftTree::chain(draft_tokens.iter().copied());
     let sample = SampleRow { draft, ..crate::common::driver::sample_row(&Sampling::GREEDY) };
@@ -211,7 +212,7 @@ fn drafting(text: &[u32], draft_tokens: &[u32]) -> PlanRow {
     PlanRow { tokens, sample: Some(sample), ..row() }
 }
 
-/// All of those that hold, some, and none; and what is drawn afterwards is what would be without any.
+/// All draft tokens are accepted, some, and none; later tokens are the same as without draft tokens.
 #[test]
 fn draft_tokens_are_verified_through_all_stages() {
     let mut whole = load(&checkpoint(tiny()), &options(1)).unwrap().executor;
@@ -235,8 +236,8 @@ fn draft_tokens_are_verified_through_all_stages() {
     workers.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
 }
 
-/// A pipeline of which the last stage that joins is one in name only: it joins with a real one's words, and hangs up before
-/// its first step.
+/// A pipeline whose last joining stage is a fake: it joins with the messages of a real one, and disconnects before its
+/// first step.
 fn with_a_stage_that_hangs_up(stages: u32, then: impl FnOnce(&mut CpuExecutor)) {
     let (gathering, leader) = gathering(stages, PATIENCE);
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -252,13 +253,13 @@ fn with_a_stage_that_hangs_up(stages: u32, then: impl FnOnce(&mut CpuExecutor)) 
     sound.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
 }
 
-/// Where it is the first of two, the second of three, the third of four.
+/// The fake is the first of two stages, the second of three, and the third of four.
 #[test]
 fn a_stage_that_is_lost_ends_the_step_with_its_name() {
     for stages in [2, 3, 4] {
         with_a_stage_that_hangs_up(stages, |executor| {
             let plan = || StepPlan { rows: vec![row()], ..StepPlan::default() };
-            // Also of the step behind, and of what comes later.
+            // The next step in flight fails too, and so do later ones.
             let tickets = [(); 2].map(|()| executor.submit(plan()).unwrap());
             let errors = tickets.map(|ticket| executor.collect(ticket).unwrap_err().to_string());
             let name = format!("node {} of the pipeline, at 127.0.0.1", stages - 1);
@@ -303,7 +304,7 @@ fn row() -> PlanRow {
     }
 }
 
-/// Passes on the greeting, the assignment and `Ready`, then closes both connections.
+/// Forwards the greeting, the assignment and `Ready`, then closes both connections.
 fn relay_until_ready(proxy: &TcpListener, leader: SocketAddr) {
     let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
     pass_frame(&mut worker, &mut leader).unwrap();
@@ -311,7 +312,7 @@ fn relay_until_ready(proxy: &TcpListener, leader: SocketAddr) {
     pass_frame(&mut worker, &mut leader).unwrap();
 }
 
-/// The kind of the frame that was passed on; none where there is no further one.
+/// The kind of the forwarded frame; `None` if there is no further one.
 pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) -> Option<u8> {
     let mut header = [0; 5];
     from.read_exact(&mut header).ok()?;
@@ -322,7 +323,7 @@ pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) -> Option<u8> {
     Some(header[0])
 }
 
-/// It would round otherwise than the leader, whose flags are what answers are known by.
+/// The stage would round differently from the leader, whose flags identify the answers.
 #[test]
 fn a_stage_that_rounds_otherwise_is_refused_on_both_sides() {
     for (of_stage, words) in [

@@ -1,4 +1,4 @@
-//! A model divided among ranks computes what it computes whole.
+//! A model divided among tensor-parallel ranks computes what it computes whole.
 
 use crate::common::driver::{Job, generate};
 use crate::common::gguf::{gguf, gguf_builder};
@@ -14,13 +14,13 @@ use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_model::{Batch, KvBudget, LoadOptions, Logits, Quantization, build, load};
 use windlass_kernels::{ActivationType, WeightType};
 
-/// With activations in 16 bits: in 8 bits a sum that differs in its last bit is soon rounded to another code, and the
-/// difference grows to the error of that rounding itself.
+/// Tests use activations of 16 bits: with 8 bits, a sum that differs in its last bit is soon rounded to another code,
+/// and the difference grows to the rounding error itself.
 fn ranks(count: u32) -> LoadOptions {
     LoadOptions { tensor_parallel: count, threads: 2, activations: ActivationType::Int16, ..LoadOptions::default() }
 }
 
-/// Relative error of a divided model's logits, by Frobenius norms over 75 positions.
+/// Bound of the relative error of a divided model's logits, by Frobenius norms over 75 positions.
 fn error_of(checkpoint: &Checkpoint, vocabulary: u64, options: &LoadOptions) -> f64 {
     let mut random = Random(7);
     let tokens: Vec<u32> = (0..75).map(|_| (random.bits() % vocabulary) as u32).collect();
@@ -31,7 +31,8 @@ fn error_of(checkpoint: &Checkpoint, vocabulary: u64, options: &LoadOptions) -> 
     agreement.relative_error()
 }
 
-/// Types of one value a block, 32, and 256, tied and not, an uneven vocabulary, and more ranks than key heads.
+/// Formats with blocks of 1, 32 and 256 values, tied and untied heads, a vocabulary that is not divisible, and more
+/// ranks than key heads.
 #[test]
 fn shapes_and_types_are_divided_in_two_and_four() {
     let wide =
@@ -52,7 +53,7 @@ fn shapes_and_types_are_divided_in_two_and_four() {
     }
 }
 
-/// Biases and head norms, and floats that become integers as they are loaded.
+/// Biases, head norms, and floats that are quantized as they are loaded.
 #[test]
 fn the_parts_of_other_families_are_divided_too() {
     let more = json!({"head_dim": 64, "attention_bias": false, "max_window_layers": 4, "sliding_window": null,
@@ -78,8 +79,8 @@ fn the_parts_of_other_families_are_divided_too() {
     }
 }
 
-/// Matrices with their inputs in an order of their own, of which a rank has some of each group. On four that is half a block
-/// of a group, which is filled up.
+/// Matrices with inputs in their own order (`desc_act`): a rank has some inputs of each group. With four ranks that is
+/// half a block of a group, which is padded.
 #[test]
 fn inputs_in_an_order_of_their_own_are_divided_too() {
     for name in [SORTED, SORTED_CRUMBS, SORTED_BYTES] {
@@ -89,7 +90,7 @@ fn inputs_in_an_order_of_their_own_are_divided_too() {
             assert!(error > 0.0 && error <= 1e-3, "{name} on {count} ranks: {error}");
         }
     }
-    // Two query heads of 32 values each are 64 inputs of the attention's output, 32 of a group, in blocks of 32.
+    // Two query heads of 32 values are 64 inputs of the output projection, 32 of each group, in blocks of 32.
     let [whole, divided] = [1, 2].map(|count| build(&packed::checkpoint(SORTED), &ranks(count)).unwrap());
     let rows: u64 = 4 * 2 * 128;
     let (wider, narrower) = ([128, 256].map(|cols| cols / 64 * 36), [128, 256].map(|cols| cols / 32 * 20));
@@ -98,7 +99,7 @@ fn inputs_in_an_order_of_their_own_are_divided_too() {
     assert_eq!(divided.ledger().weights, whole.ledger().weights + grown + norms);
 }
 
-/// The attention's output has 128 inputs, of which each of four ranks has 32: half of a group of 64, and a quarter of a row's.
+/// The output projection has 128 inputs, 32 on each of four ranks: half of a group of 64, and a quarter of a row.
 #[test]
 fn inputs_that_cut_groups_of_eight_bits_are_divided_too() {
     let coded = crate::coded::checkpoints().filter(|(case, ..)| ["fp8 by output", "bitsandbytes int8"].contains(case));
@@ -109,8 +110,8 @@ fn inputs_that_cut_groups_of_eight_bits_are_divided_too() {
     }
 }
 
-/// Experts of two widths, the one for all tokens among them. Every expert is used, as a token between two of them may go
-/// to either once sums have another order.
+/// Experts of two widths, the shared one among them. Every expert is used, because a token whose scores of two experts
+/// are close may go to either with another order of sums.
 #[test]
 fn experts_are_divided_by_their_columns() {
     let more = json!({"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "norm_topk_prob": false,
@@ -130,7 +131,7 @@ fn experts_are_divided_by_their_columns() {
     );
 }
 
-/// Experts of an odd width, so many, of which a token uses some, and one for all tokens.
+/// A mixture of `count` experts of an odd width, some of which each token uses, and a shared one.
 fn mixture(layers: u32, count: u32, used: u32) -> Family {
     let more = json!({"num_experts": count, "num_experts_per_tok": used, "moe_intermediate_size": 96,
         "norm_topk_prob": false, "shared_expert_intermediate_size": 160, "decoder_sparse_step": 1,
@@ -142,7 +143,8 @@ fn whole_experts(count: u32) -> LoadOptions {
     LoadOptions { expert_parallel: true, ..ranks(count) }
 }
 
-/// Five on two ranks and on four, from both kinds of files; on four their columns could not be divided in integers.
+/// Five experts on two ranks and on four, from both kinds of files. On four ranks their columns could not be divided in
+/// integer formats.
 #[test]
 fn experts_are_divided_among_ranks_as_they_are() {
     let family = mixture(4, 5, 5);
@@ -160,8 +162,8 @@ fn experts_are_divided_among_ranks_as_they_are() {
     assert_eq!(refusal, "3 blocks of an expert's columns cannot be divided among 4");
 }
 
-/// The one for all tokens is quantized in blocks of 32, which the others' 80 columns are no whole number of: a rank would
-/// lack 16 of them.
+/// The shared expert is quantized in blocks of 32. The 80 columns of the others are not a multiple of that, so a rank
+/// would lack 16 of them.
 #[test]
 fn columns_that_no_rank_would_hold_are_refused_and_whole_experts_are_not() {
     const Q8_0: u32 = 8;
@@ -180,8 +182,8 @@ fn columns_that_no_rank_would_hold_are_refused_and_whole_experts_are_not() {
     assert!(error <= 1e-3, "{error}");
 }
 
-/// Some ranks have no expert of a token, and in a step of few tokens none at all. A token between two experts may go to
-/// either; in a decoder of one layer that changes what this token gives, and no other.
+/// Some ranks have none of a token's experts, and no experts at all in a step of few tokens. A token whose scores of
+/// two experts are close may go to either; in a decoder of one layer that changes the output of this token only.
 #[test]
 fn tokens_go_to_the_ranks_of_their_experts() {
     let tokens: Vec<u32> = (0..75).map(|token| token * 37 % 320).collect();
@@ -202,7 +204,7 @@ fn tokens_go_to_the_ranks_of_their_experts() {
     }
 }
 
-/// Five over two ranks: one has an expert more in every layer, and its ledger says so.
+/// Five experts on two ranks: one rank has an expert more in every layer, as its ledger shows.
 #[test]
 fn a_rank_with_an_expert_more_takes_more_memory() {
     let (layers, family) = (4, mixture(4, 5, 5));
@@ -210,7 +212,7 @@ fn a_rank_with_an_expert_more_takes_more_memory() {
     let [first, second] = built.ledgers[..] else { panic!("{:?}", built.ledgers) };
     let expert = 3 * 96 * family.size("hidden_size") * 4;
     assert_eq!(second.weights - first.weights, layers * expert);
-    // Activations are as wide as an expert, and as the rank's part of the shared one, which is narrower.
+    // Activations are as wide as an expert, or as the rank's part of the shared one, which is narrower.
     let divided = build(&family.open(&family.safetensors()), &ranks(2)).unwrap();
     let columns = u64::from(LoadOptions::default().max_step_tokens) * (96 - 80);
     assert_eq!(first.workspace - divided.ledgers[0].workspace, columns * 3 * 4);
@@ -250,7 +252,7 @@ fn what_ranks_cannot_share_is_refused_with_its_numbers() {
     );
 }
 
-/// What ranks take together is what one takes, norms aside: nothing else is there twice.
+/// Ranks together take as much memory as one rank, except for norms: nothing else is stored twice.
 #[test]
 fn ranks_divide_the_memory() {
     let tiny = Tiny { tied: false, ..Tiny::of(WeightType::Q4_1) };
@@ -267,13 +269,13 @@ fn ranks_divide_the_memory() {
     assert_eq!(packed(&divided) * 2, packed(&whole));
 }
 
-/// A rank that fails ends the step on all of them with its own words: nobody waits.
+/// A rank that fails ends the step on all ranks with its message, and no rank hangs.
 #[test]
 fn a_rank_that_fails_is_named() {
     let checkpoint = Checkpoint::from_bytes(Tiny::of(WeightType::F32).build().build()).unwrap();
     let mut built = build(&checkpoint, &ranks(2)).unwrap();
     let mut batch = Batch::default();
-    // Both ranks refuse a block that is not there; the first to leave is named, whichever it is.
+    // Both ranks refuse a block that does not exist; the error names the first one to leave.
     batch.push([1], 0, &[windlass_engine_core::plan::BlockId(u32::MAX)], Logits::LAST);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| built.decoder.forward(&batch)));
     assert!(outcome.is_err());
@@ -288,7 +290,7 @@ fn the_real_model_on_three_ranks() {
     let refusal = build(&file, &ranks(2)).map(drop).expect_err("two do not divide nine heads").to_string();
     assert_eq!(refusal, "9 query heads and 3 key-value heads cannot be divided among 2 ranks: use 1, 3, 9");
     let tokens = &harbour_tokens()[..128];
-    // What ranks add up in another order is soon kept as another number: of 11 bits in f16, of 8 in bf16.
+    // Sums in another order are soon rounded to another value: of 11 bits in f16, of 8 bits in bf16.
     for (activations, kv_data_type, bound) in [
         (ActivationType::Int16, KvDataType::F16, 1e-3),
         (ActivationType::Int16, KvDataType::Bf16, 3e-3),
@@ -302,7 +304,8 @@ fn the_real_model_on_three_ranks() {
     }
 }
 
-/// Greedy text of 200 tokens, whole and divided: where it first differs the two best tokens are as near as rounding.
+/// Greedy texts of 200 tokens, whole and divided: where they first differ, the two best tokens are as close as
+/// rounding.
 #[test]
 fn the_real_models_text_is_the_same_on_three_ranks() {
     let Some(path) = real_model() else { return };

@@ -1,5 +1,5 @@
-//! Draft tokens on real decoders: they change no token, whoever makes them, and what is drawn behind them has the
-//! distribution that it has without them.
+//! Draft tokens on real decoders: they change no token, whatever proposes them, and sampling has the same distribution
+//! as without them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn options() -> LoadOptions {
     LoadOptions { threads: 2, kv: KvBudget::Blocks(256), max_step_tokens: 128, ..LoadOptions::default() }
 }
 
-/// What each of `requests` gets, with the log probability of each token, and what became of draft tokens.
+/// The answer to each of `requests`, with the log probability of each token, and counts of draft tokens.
 fn answers(
     file: &Checkpoint,
     proposer: Option<Box<dyn Proposer>>,
@@ -68,7 +68,7 @@ impl Constraint for Even {
     }
 }
 
-/// Prompts whose continuation repeats, drawn in all ways that a draw depends on what is before it.
+/// Prompts whose continuation repeats, with all kinds of sampling that depend on earlier tokens.
 fn requests() -> Vec<Request> {
     let tokens = harbour_tokens();
     let passage = &tokens[..60];
@@ -115,7 +115,7 @@ fn a_draft_model_proposes_what_a_model_of_its_own_kind_says() {
     let file = tiny();
     let prompt: Vec<u32> = (0..50).map(|index| index * 7 % 320).collect();
     let requests = [1, 2].map(|id| Request { logprobs: Some(0), ..Request::greedy(RequestId(id), prompt.clone(), 60) });
-    // So small a pool that the two sequences take turns in it.
+    // A pool that has room for only one of the two sequences.
     let small = LoadOptions { kv: KvBudget::Blocks(8), max_model_tokens: Some(120), ..options() };
     for options in [options(), small] {
         let draft = Box::new(DraftModel::load(&file, &options).unwrap());
@@ -133,12 +133,12 @@ fn a_draft_model_s_memory_is_known_and_bounded_before_it_is_loaded() {
     assert_eq!(room(needed.total()).unwrap(), needed);
     let refusal = room(needed.total() - 1).unwrap_err().to_string();
     assert!(refusal.contains(&needed.total().to_string()), "{refusal}");
-    // Beside it a model of the same size needs as much again.
+    // A model of the same size beside it needs as much again.
     assert!(build(&file, &within(2 * needed.total()).beside(needed)).is_ok());
     assert!(build(&file, &within(2 * needed.total() - 1).beside(needed)).is_err());
 }
 
-/// An executor that has read a prompt, and where it lies.
+/// An executor that has computed a prompt, and the prompt's blocks.
 struct Prompted {
     executor: CpuExecutor,
     prompt: Vec<u32>,
@@ -164,7 +164,7 @@ impl Prompted {
         Prompted { executor, prompt, blocks }
     }
 
-    /// What follows `answer`, of which all but what the last step drew is computed, under draft tokens.
+    /// Samples after `answer` with draft tokens; all tokens but those of the last step are computed.
     fn step(&mut self, answer: &[u32], sampling: &Sampling, draft: DraftTree) -> StepOutput {
         let known = [&self.prompt[..], answer].concat();
         let history = Some(History { tokens: known.clone(), prompt_tokens: self.prompt.len() });
@@ -189,13 +189,13 @@ impl Prompted {
         }
     }
 
-    /// The log probability of the likeliest token behind the first tokens of `text`: `from` of them, one more, and so on.
+    /// The log probability of the best token after each prefix of `text`, from length `from` on.
     fn likeliest(&mut self, text: &[u32], from: usize, sampling: &Sampling) -> Vec<f32> {
         let mut behind = |count: usize| self.step(&text[..count], sampling, DraftTree::default());
         (from..=text.len()).map(|count| behind(count).scores[0].sampled[0].top[0].logprob).collect()
     }
 
-    /// An answer without draft tokens.
+    /// Generates an answer without draft tokens.
     fn plain(&mut self, sampling: &Sampling, count: usize) -> Vec<u32> {
         let mut answer = Vec::new();
         while answer.len() < count {
@@ -205,7 +205,7 @@ impl Prompted {
     }
 }
 
-/// The statistic of two samples of the same size over the same cells (Pearson), and its degrees of freedom.
+/// Pearson's chi-square statistic of two samples of the same size, and its degrees of freedom.
 fn chi_square(one: &HashMap<Vec<u32>, f64>, other: &HashMap<Vec<u32>, f64>) -> (f64, f64) {
     let mut rest = [0.0; 2];
     let (mut statistic, mut cells) = (0.0, 0.0);
@@ -274,7 +274,7 @@ fn branching_draft_tokens_leave_the_sequence_as_it_would_be() {
             Sampling { seed, top_k: 20, penalties: Penalties { frequency: 0.2, ..Penalties::NONE }, ..RANDOM };
         let text = prompted.plain(&sampling, 12);
         let expected = prompted.likeliest(&text, 5, &sampling);
-        // The right path lies behind others, so that its keys and values have to be moved.
+        // The right path comes after other branches, so its K and V have to be moved.
         let (mut tree, mut parent) = (DraftTree::default(), None);
         for pair in text[..5].windows(2) {
             tree.push((pair[0] + 1) % 320, parent);
@@ -285,8 +285,8 @@ fn branching_draft_tokens_leave_the_sequence_as_it_would_be() {
         let RowOutput::Verified(drawn) = &output.rows[0] else { panic!("{output:?}") };
         assert_eq!(drawn[..], text[..5]);
         assert_eq!(output.scores[0].sampled.len(), 5);
-        // Sums of a branch run in another order: a code may be rounded otherwise, which moved these by 0.014. Keys and values
-        // that were not moved do by 0.3 and more.
+        // Sums of a branch are computed in another order, so a code may be rounded differently, which changed these
+        // values by 0.014. K and V that are not moved change them by 0.3 and more.
         let found = prompted.likeliest(&text, 5, &sampling);
         let apart = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
 

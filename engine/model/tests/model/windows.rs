@@ -1,5 +1,5 @@
-//! Models whose layers have windows, all of them or some: what lies before a window is given up, and no bit of what a
-//! request gets changes.
+//! Models with sliding windows in some or all layers: blocks before a window are released, and no bit of an answer
+//! changes.
 
 use crate::common::hub::{Family, VOCABULARY, config, llama_oracle};
 use crate::common::way::Way;
@@ -14,11 +14,11 @@ use windlass_engine_core::update::EngineStats;
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, Reader, load};
 
 const WINDOW: u32 = 20;
-/// A window, and what is before it in the tile of 64 keys where it begins.
+/// Tokens of a window, and of the tile of 64 keys in which it starts.
 const READ_BACK: u32 = WINDOW + 63;
 const PROMPT: u32 = 150;
 const ANSWER: u32 = 90;
-/// Blocks that hold that in one group.
+/// Blocks for these in one group.
 const ONE: u32 = (PROMPT + ANSWER) / 16;
 
 /// A decoder with windows in all layers, or in those that `more` says.
@@ -30,7 +30,7 @@ fn windowed(model_type: &str, more: Value) -> Checkpoint {
     family.open(&family.safetensors())
 }
 
-/// Four layers, the third of which sees everything: a group of it, and three of one layer each that see a window.
+/// Four layers, the third with full attention: one group of it, and three groups of one layer with a window.
 fn gemma() -> Checkpoint {
     gemma_with(json!({"sliding_window_pattern": 3}))
 }
@@ -56,7 +56,7 @@ fn executor(checkpoint: &Checkpoint, way: Way) -> CpuExecutor {
     load(checkpoint, &options).unwrap().executor
 }
 
-/// An executor that does not say what it no longer reads.
+/// An executor that does not declare its windows.
 #[derive(Debug)]
 struct Hoarding(CpuExecutor);
 
@@ -75,7 +75,7 @@ impl Executor for Hoarding {
     }
 }
 
-/// What a run came to.
+/// Results of a run.
 struct Run {
     /// Tokens of each request with their log probabilities.
     answers: Vec<Vec<(u32, f32)>>,
@@ -83,7 +83,7 @@ struct Run {
     stats: EngineStats,
 }
 
-/// Prompts that begin alike, and in pairs are alike: the second of a pair shares the blocks of the first where it can.
+/// Prompts with a common start; the second of each pair equals the first and shares its blocks if it can.
 fn prompt(id: u32) -> Vec<u32> {
     let factor = |index| if index < 64 { 11 } else { 13 + 2 * (id / 2) };
     (0..PROMPT).map(|index| (index * factor(index) + 7) % VOCABULARY as u32).collect()
@@ -113,7 +113,8 @@ impl Proposer for Knowing {
     fn forget(&mut self, _: RequestId) {}
 }
 
-/// Five requests, one after the other where blocks are short. `known` are their answers, where these are proposed as draft tokens.
+/// Runs five requests, one after the other if blocks are scarce. `known` are their answers, which are proposed as draft
+/// tokens.
 fn run(executor: impl Executor, way: Way, known: &[Vec<(u32, f32)>]) -> Run {
     let mut engine = Engine::new(executor, way.engine_config());
     if way.drafts {
@@ -155,7 +156,8 @@ fn blocks_before_the_windows_are_given_up_and_no_token_changes() {
     }
 }
 
-/// Groups, prefixes found, blocks taken away, brought back from outside, shared, and written by draft tokens: no answer changes.
+/// Groups, prefixes found, blocks taken away, brought back from outside, shared, and written by draft tokens: no answer
+/// changes.
 #[test]
 fn layers_with_windows_beside_others_change_no_bit() {
     let checkpoint = gemma();
@@ -196,7 +198,7 @@ fn layers_with_windows_beside_others_change_no_bit() {
     }
 }
 
-/// One table for all layers and nothing given up, read as a text.
+/// One table for all layers with nothing released, read as a text.
 #[test]
 fn layers_in_groups_compute_what_layers_in_one_do() {
     [gemma(), halves()].iter().for_each(agrees_with_one_group);
@@ -219,7 +221,7 @@ fn agrees_with_one_group(checkpoint: &Checkpoint) {
     }
 }
 
-/// Blocks that one sequence holds while it generates, and at most.
+/// Blocks of one sequence while it generates, and at most.
 #[test]
 fn a_long_sequence_holds_what_its_full_layers_read_and_the_windows() {
     const TOKENS: u32 = 512;
@@ -262,7 +264,7 @@ fn a_model_says_how_its_layers_are_grouped() {
     assert_eq!(groups(halves()), KvGroups { full: 1, windowed: 1, read_back_tokens: READ_BACK });
 }
 
-/// The same bytes hold more of the longest sequences, and a longer one.
+/// The same bytes have room for more of the longest sequences, and for a longer one.
 #[test]
 fn the_same_memory_holds_more_sequences() {
     let options = LoadOptions { kv: KvBudget::Bytes(1 << 20), ..PLAIN.load_options() };

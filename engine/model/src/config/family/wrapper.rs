@@ -1,21 +1,21 @@
-//! Models of more than text: which family's decoder each holds, and what its configuration leaves out.
+//! Models of more than text: the family of the text decoder in each, and the values that its configuration omits.
 
 use serde_json::{Value, json};
 
 use crate::config::{ConfigError, Unsupported};
 
-/// A model of more than text, whose text a decoder of a known family reads and writes.
+/// A model of more than text, whose text decoder is of a known family.
 #[derive(Debug)]
 pub(crate) struct Wrapper {
     /// `model_type` of `config.json`.
     pub name: &'static str,
-    /// That of its `text_config`.
+    /// `model_type` of its `text_config`.
     text: &'static str,
-    /// What the family was published with, by which `text_config` leaves keys out.
+    /// The published values of the family, which `text_config` may omit.
     defaults: fn() -> Value,
 }
 
-/// All of them.
+/// All supported models.
 pub(crate) const WRAPPERS: [Wrapper; 2] = [
     Wrapper { name: "gemma3", text: "gemma3_text", defaults: gemma3 },
     Wrapper { name: "mistral3", text: "mistral", defaults: mistral },
@@ -42,7 +42,7 @@ impl Wrapper {
         WRAPPERS.iter().find(|wrapper| config["model_type"] == wrapper.name)
     }
 
-    /// The decoder's configuration as a folder of its own would have it.
+    /// The configuration of the decoder, as a folder of the text model would have it.
     pub fn text_config(&self, config: &Value) -> Result<Value, ConfigError> {
         let Value::Object(own) = &config["text_config"] else {
             let (key, found) = ("config.json: text_config".to_owned(), config["text_config"].to_string());

@@ -27,7 +27,7 @@ impl Keys<'_> {
         Ok(RopeConfig { dims, theta, factors, long, magnitude, pairing: self.family.gguf_pairing, layers })
     }
 
-    /// The rotary embedding of layers with a window, where it is another one: never scaled.
+    /// The rotary embedding of layers with a window, if it differs. It is never scaled.
     pub(super) fn local_rope(self, file: &GgufFile, head_dim: usize, theta: f32) -> Result<RopeConfig, ConfigError> {
         let theta = self.theta("rope.freq_base_swa", theta)?;
         Ok(RopeConfig { theta, factors: None, long: None, magnitude: 1.0, ..self.rope(file, head_dim)? })
@@ -45,13 +45,13 @@ impl Keys<'_> {
         Ok(LongRope { beyond_tokens, factors })
     }
 
-    /// What llama.cpp multiplies the length of what was turned with.
+    /// The factor by which llama.cpp multiplies the length of rotated vectors.
     fn attention_factor(self) -> Result<f32, ConfigError> {
         self.within("rope.scaling.attn_factor", MAGNITUDES, 1.0)
     }
 
-    /// What divides each pair's frequency beside a tensor of such: one number where positions are scaled linearly (Chen et
-    /// al. 2023), or YaRN's.
+    /// The divisors of each pair's frequency, besides a tensor of divisors: one number if positions are scaled linearly
+    /// (Chen et al. 2023), or those of YaRN.
     fn scaling(self, pairs: usize, theta: f32) -> Result<Option<Vec<f32>>, ConfigError> {
         let name = "rope.scaling.type";
         match self.metadata.str(&self.key(name))? {
@@ -77,7 +77,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Reads YaRN as llama.cpp does, if positions are scaled so.
+    /// Reads the parameters of YaRN as llama.cpp does; `None` if positions are not scaled so.
     pub(super) fn yarn(self) -> Result<Option<Yarn>, ConfigError> {
         if self.metadata.str(&self.key("rope.scaling.type"))? != Some("yarn") {
             return Ok(None);
@@ -105,8 +105,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Converters write these, and programs disagree on what they do: llama.cpp passes over the second, where transformers
-    /// takes nothing else, and reads the third as another number for each architecture.
+    /// Refuses keys that converters write and programs interpret differently: llama.cpp ignores the second, where
+    /// transformers uses nothing else, and reads the third as another number for each architecture.
     fn refuse_other_yarn(self) -> Result<(), ConfigError> {
         for (name, usual) in [("yarn_ext_factor", 1.0), ("yarn_attn_factor", f32::NAN), ("yarn_log_multiplier", 0.0)] {
             let name = format!("rope.scaling.{name}");
@@ -118,7 +118,7 @@ impl Keys<'_> {
     }
 }
 
-/// Per-pair factors (Llama 3's, LongRoPE's), which converters write as a tensor.
+/// Divisors for each pair (Llama 3, LongRoPE), which converters write as a tensor.
 fn rope_factors(file: &GgufFile, name: &'static str, pairs: usize) -> Result<Option<Vec<f32>>, ConfigError> {
     let Some(tensor) = file.tensor(name) else { return Ok(None) };
     if tensor.kind.name() != "f32" || tensor.dims != [pairs as u64] {

@@ -1,4 +1,4 @@
-//! Rotary embeddings of `config.json`.
+//! Reads rotary embeddings from `config.json`.
 
 use serde_json::Value;
 use windlass_kernels::ops::RopePairing;
@@ -8,11 +8,11 @@ use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, MAGNITUD
 use super::Keys;
 use crate::config::family::Family;
 
-/// What newer files call the rotary parameters of layers that see all keys, and of those that see a window of them.
+/// Names in newer files for layers with full attention, and for layers with a window.
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// What is divided how, and how long it is then.
+/// Divisors of frequencies, and the factor of the length of rotated vectors.
 struct Scaling {
     factors: Option<Vec<f32>>,
     long: Option<LongRope>,
@@ -41,8 +41,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Where the base is, and where the scaling. Newer files have one object of rotary parameters, or one for each kind of
-    /// layer; older ones the base beside an object of scaling.
+    /// The objects with the base and with the scaling. Newer files have one object of rotary parameters, or one for
+    /// each kind of layer; older files have the base beside an object of scaling.
     fn rotary_keys(self) -> (Keys<'a>, Keys<'a>) {
         let parameters = self.inside("rope_parameters");
         match (self.absent("rope_parameters"), parameters.absent(FULL)) {
@@ -72,7 +72,7 @@ impl<'a> Keys<'a> {
         Ok(RopeConfig { dims, theta, factors, long, magnitude, pairing: RopePairing::HalfSplit, layers })
     }
 
-    /// The rotary embedding of layers with a window, where it is another one: never scaled.
+    /// The rotary embedding of layers with a window, if it differs. It is never scaled.
     pub(super) fn local_rope(self, head_dim: usize, theta: f32) -> Result<RopeConfig, ConfigError> {
         let sliding = self.inside("rope_parameters").inside(SLIDING);
         let theta = match sliding.values {
@@ -83,7 +83,7 @@ impl<'a> Keys<'a> {
         Ok(RopeConfig { dims: head_dim, theta, factors: None, long: None, magnitude: 1.0, pairing, layers })
     }
 
-    /// What divides the frequencies by the object of scaling: at any length, and at great length.
+    /// The divisors of frequencies by the object of scaling, for any length and for long sequences.
     fn scaling(self, scaling: Keys<'a>, pairs: usize, theta: f32) -> Result<Scaling, ConfigError> {
         match scaling.rope_type() {
             "default" => Ok(Scaling::by(None)),
@@ -99,7 +99,7 @@ impl<'a> Keys<'a> {
         self.values["rope_type"].as_str().or(self.values["type"].as_str()).unwrap_or("default")
     }
 
-    /// Reads what transformers reads of YaRN, if positions are scaled so.
+    /// Reads the parameters of YaRN as transformers does; `None` if positions are not scaled so.
     pub(super) fn yarn(self) -> Result<Option<Yarn>, ConfigError> {
         let (_, scaling) = self.rotary_keys();
         if scaling.rope_type() != "yarn" {
@@ -120,7 +120,7 @@ impl<'a> Keys<'a> {
         Ok(Some(Yarn { factor, original_tokens, beta_fast, beta_slow, truncate, magnitude }))
     }
 
-    /// Tokens of the context before it was extended: files have them in either place, or have not counted the others.
+    /// Tokens of the original context, which files have in either place, or have not extended.
     fn original_tokens(self, scaling: Keys<'a>) -> Result<u32, ConfigError> {
         let key = "original_max_position_embeddings";
         let keys = match (scaling.absent(key), self.absent(key)) {
@@ -134,7 +134,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Both scales of DeepSeek's files, or neither; 0 is none.
+    /// The factor of length by the two scales of DeepSeek's files: both or neither are there; 0 counts as missing.
     fn yarn_magnitude(self, factor: f32) -> Result<f32, ConfigError> {
         let scale = |key| self.within(key, 0.0..=*MAGNITUDES.end(), Some(0.0));
         let (whole, all) = (scale("mscale")?, scale("mscale_all_dim")?);
@@ -182,12 +182,12 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between blended.
+/// Scaling of Llama 3: low frequencies are divided, high frequencies kept, those between interpolated.
 struct Llama3Scaling {
     factor: f32,
     low: f32,
     high: f32,
-    /// Tokens of the context before it was extended.
+    /// Tokens of the original context, which files have in either place, or have not extended.
     context: f32,
 }
 
@@ -196,7 +196,7 @@ impl Llama3Scaling {
         (0..pairs).map(|pair| self.factor_of(theta.powf(-(pair as f32) / pairs as f32))).collect()
     }
 
-    /// What divides a frequency, in radians per token.
+    /// The divisor of a frequency, in radians per token.
     fn factor_of(&self, frequency: f32) -> f32 {
         let turns = self.context * frequency / std::f32::consts::TAU;
         let kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
@@ -209,8 +209,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// What Phi-3's configuration computes where it says nothing: √(1 + ln(factor) / ln(original length)), of 128k tokens
-    /// from 4k by Python.
+    /// The value that Phi-3's configuration computes by default: √(1 + ln(factor) / ln(original length)), for 128k
+    /// tokens from 4k, by Python.
     #[test]
     fn long_rope_lengthens_by_how_much_the_context_grew() {
         let magnitude = |context: u64, original: u64, scaling: Value| {

@@ -1,4 +1,4 @@
-//! `config_groups` of compressed-tensors: schemes, and the modules that each is for.
+//! Reads `config_groups` of compressed-tensors: schemes, and the modules of each.
 
 use std::collections::BTreeSet;
 
@@ -7,22 +7,22 @@ use serde_json::Value;
 use super::{Config, Float8Scales, Layout, Modules, Pattern, Rule, Scheme, Schemes, rule_of_pattern};
 use crate::config::ConfigError;
 
-/// What patterns among names begin with.
+/// Prefix of patterns among names.
 const PATTERN: &str = "re:";
 
 /// A scheme with the names, patterns and classes of its modules.
 struct Group {
-    /// Names and classes, which no letter tells apart.
+    /// Names and classes of modules, which are written alike.
     words: BTreeSet<String>,
     patterns: Vec<String>,
     scheme: Option<Scheme>,
-    /// The key that has them, for messages.
+    /// The key of the group, for messages.
     key: String,
 }
 
 impl Config<'_> {
-    /// Where there is one group, tensors tell of which matrices it is: names in old checkpoints are not those of their
-    /// tensors.
+    /// Reads the schemes. If there is one group, it covers all matrices that are stored as codes: names in old
+    /// checkpoints are not those of their tensors.
     pub(super) fn groups(&self) -> Result<Schemes, ConfigError> {
         let groups = self.values["config_groups"].as_object().filter(|groups| !groups.is_empty());
         let groups = groups.ok_or_else(|| self.unsupported("config_groups", "what is no object of groups"))?;
@@ -41,7 +41,7 @@ impl Config<'_> {
         group.targets("targets", Some(scheme))
     }
 
-    /// What a list has of modules.
+    /// The modules of a list.
     fn targets(&self, key: &str, scheme: Option<Scheme>) -> Result<Group, ConfigError> {
         let list = match &self.values[key] {
             Value::Null => Some(Vec::new()),
@@ -55,8 +55,8 @@ impl Config<'_> {
         Ok(Group { words: words.collect(), patterns: patterns.collect(), scheme, key })
     }
 
-    /// As compressed-tensors chooses: what is ignored was left, then names come before patterns, patterns, by their letters,
-    /// before classes, and of the same the last group's.
+    /// Rules in the order of compressed-tensors: ignored modules are not quantized; then names come before patterns, in
+    /// alphabetic order, and patterns before classes; of equal ones that of the last group counts.
     fn by_target(&self, mut groups: Vec<Group>) -> Result<Schemes, ConfigError> {
         groups.reverse();
         let ignored = [self.targets("ignore", None)?];
@@ -71,7 +71,7 @@ impl Config<'_> {
         Ok(Schemes { rules, others: None })
     }
 
-    /// A group's own format, where it has one: those of a mixed checkpoint do.
+    /// The scheme of a group, which has its own format in mixed checkpoints.
     fn group_scheme(&self, group: &Config<'_>) -> Result<Scheme, ConfigError> {
         let weights = group.inside("weights");
         let rounds_inputs = group.values["input_activations"]["num_bits"] == 8;
@@ -121,7 +121,7 @@ impl Group {
     }
 }
 
-/// Patterns in the order of their letters.
+/// Patterns in alphabetic order.
 fn pattern_rules(groups: &[Group]) -> Result<Vec<Rule>, ConfigError> {
     let mut all: Vec<(&str, &Group)> =
         groups.iter().flat_map(|group| group.patterns.iter().map(move |pattern| (&pattern[..], group))).collect();

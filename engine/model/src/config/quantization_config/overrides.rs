@@ -1,22 +1,23 @@
-//! What a configuration has of single matrices: GPTQModel's `dynamic` and auto-round's `extra_config`.
+//! Reads overrides for single matrices: GPTQModel's `dynamic` and auto-round's `extra_config`.
 
 use serde_json::Value;
 
 use super::{Config, Modules, Pattern, Rule, Scheme, Schemes, rule_of_pattern};
 use crate::config::{ConfigError, Unsupported};
 
-/// What makes an override's matrices another tool's, or others in ways that are not read of some matrices alone.
+/// Keys that overrides must not change: they select another tool or layout, which is only read for all matrices
+/// together.
 const COMMON: [&str; 5] = ["quant_method", "method", "format", "checkpoint_format", "pack_dtype"];
 
-/// What tells a pattern from a name: auto-round writes none without one of these.
+/// Characters of patterns: auto-round writes no pattern without one of them.
 const PATTERN_SIGNS: [char; 13] = ['*', '^', '$', '|', '(', ')', '[', ']', '{', '}', '?', '+', '\\'];
 
-/// Reads how a matrix was quantized from an object of values.
+/// Reads a scheme from an object of values.
 pub(super) type ReadScheme = fn(&Config<'_>) -> Result<Scheme, ConfigError>;
 
 impl Config<'_> {
-    /// GPTQModel's: the first pattern that knows a module decides. Behind `-:` are those that were left as they were; the
-    /// others, with `+:` or without, are quantized by what the pattern has and by the common values.
+    /// Overrides of GPTQModel: the first pattern that matches a module decides. Patterns after `-:` are of modules that
+    /// are not quantized; others, with `+:` or without, have values that replace the common ones.
     pub(super) fn gptq_by_pattern(&self) -> Result<Schemes, ConfigError> {
         let others = Some(self.gptq()?);
         self.check_rules("dynamic", self.overrides("dynamic")?.count())?;
@@ -35,7 +36,7 @@ impl Config<'_> {
         rule_of_pattern(&key, pattern.strip_prefix("+:").unwrap_or(pattern), Pattern::at_start, Some(scheme))
     }
 
-    /// What a scheme is made of, an override's value where it has one.
+    /// The values of a scheme: the override's own, else the common ones.
     fn overridden(&self, own: &Value) -> Option<Value> {
         let own = own.as_object()?;
         let value = |key: &str| own.get(key).filter(|value| !value.is_null()).unwrap_or(&self.values[key]).clone();
@@ -43,8 +44,8 @@ impl Config<'_> {
         Some(keys.map(|key| (key.to_owned(), value(key))).into_iter().collect())
     }
 
-    /// auto-round's: names of modules decide before patterns, which may hold anywhere in a name. What has 16 bits was left as
-    /// it was; `scheme` reads the rest.
+    /// Overrides of auto-round: names decide before patterns, which may match anywhere in a name. Modules of 16 bits
+    /// are not quantized; `scheme` reads the others.
     pub(super) fn auto_round_by_layer(&self, scheme: ReadScheme) -> Result<Vec<Rule>, ConfigError> {
         let overrides = self.overrides("extra_config")?;
         let (patterns, names): (Vec<_>, Vec<_>) = overrides.partition(|(layer, _)| layer.contains(PATTERN_SIGNS));
@@ -75,7 +76,7 @@ impl Config<'_> {
         scheme(&Config { values: &values, path }).map(Some)
     }
 
-    /// What an object has of single matrices, by their names or patterns of them, in its order.
+    /// The entries of an object for single matrices, by name or pattern, in order.
     fn overrides(&self, key: &str) -> Result<impl Iterator<Item = (&String, &Value)>, ConfigError> {
         match &self.values[key] {
             Value::Null => Ok(None.into_iter().flatten()),
@@ -84,7 +85,7 @@ impl Config<'_> {
         }
     }
 
-    /// Refuses an override of which one of these values is not the common one.
+    /// Fails if an override changes one of the values that must be common.
     fn refuse_override(&self, key: &str, pattern: &str, own: &Value, common: &[&str]) -> Result<(), ConfigError> {
         match common.iter().find(|of| !own[**of].is_null() && own[**of] != self.values[**of]) {
             None => Ok(()),

@@ -1,16 +1,16 @@
-//! How a matrix was quantized, and what its parts are called.
+//! The quantization scheme of a matrix, and the names of its tensors.
 
-/// How a checkpoint's matrices were quantized.
+/// The quantization scheme of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheme {
     pub layout: Layout,
-    /// Inputs that share a scale; absent for all of them.
+    /// Number of inputs that share a scale; `None` for all inputs.
     pub group: Option<usize>,
-    /// What the matrices multiply was meant to be rounded to 8 bits, too (W8A8).
+    /// Whether inputs of the matrices are meant to be rounded to 8 bits, too (W8A8).
     pub rounds_inputs: bool,
 }
 
-/// How values lie in a matrix's tensors. Bits are those of a code.
+/// How codes are stored in the tensors of a matrix. Bits are those of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// Words of inputs, `[inputs · bits / 32, outputs]`.
@@ -23,15 +23,15 @@ pub(crate) enum Layout {
     Bytes { symmetric: bool },
     /// Eight-bit floats (e4m3), `[outputs, inputs]`.
     Float8 { scales: Float8Scales, inverse: bool },
-    /// Nibbles that name entries of a table, the first in the high half; scales in blocks of the whole matrix
+    /// Codes of 4 bits that index a table, the first one in the high half, with scales for blocks of the whole matrix
     /// (Dettmers et al. 2023).
     Bnb4,
-    /// Bytes with a largest magnitude for each output (Dettmers et al. 2022).
+    /// Bytes, with the largest magnitude of each output (Dettmers et al. 2022).
     Bnb8,
 }
 
 impl Layout {
-    /// Whether codes have 8 bits, as those have that multiply what was rounded to as many.
+    /// Whether codes have 8 bits, so that they can be multiplied with inputs rounded to 8 bits.
     pub fn is_of_bytes(self) -> bool {
         matches!(
             self,
@@ -43,33 +43,33 @@ impl Layout {
     }
 }
 
-/// Where GPTQ's zero points are.
+/// The zero points of GPTQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GptqZeros {
-    /// In the middle of the codes, whatever is stored: not all tools agree on that (`sym`).
+    /// The middle code, whatever is stored: tools differ in what they store then (`sym`).
     Middle,
-    /// As they are stored, in the second version.
+    /// The stored values (second version of the format).
     Stored,
-    /// One above what is stored, in the first.
+    /// The stored values plus 1 (first version of the format).
     StoredLessOne,
 }
 
-/// What shares a scale of eight-bit floats.
+/// The values that share a scale of eight-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Float8Scales {
     Matrix,
     Outputs,
-    /// So many outputs by so many inputs.
+    /// Blocks of so many outputs by so many inputs.
     Blocks([usize; 2]),
 }
 
 impl Scheme {
-    /// Of weights alone.
+    /// A scheme that rounds weights only.
     pub const fn of_weights(layout: Layout, group: Option<usize>) -> Scheme {
         Scheme { layout, group, rounds_inputs: false }
     }
 
-    /// What the checkpoint calls the codes of the matrix `name`.
+    /// The name of the tensor of codes of the matrix `name`.
     pub fn codes_name(self, name: &str) -> String {
         match self.layout {
             Layout::Gptq { .. } | Layout::Awq => replace(name, "qweight"),
@@ -78,13 +78,13 @@ impl Scheme {
         }
     }
 
-    /// Names of the other tensors of the matrix `name`, which may be there.
+    /// Names of the other tensors that the matrix `name` may have.
     pub fn other_names(self, name: &str) -> Vec<String> {
         let parts: &[&str] = match self.layout {
             Layout::Gptq { .. } => &["qzeros", "scales", "g_idx"],
             Layout::Awq => &["qzeros", "scales"],
             Layout::Packed { .. } => &["weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"],
-            // Activations are rounded as they come: scales that were measured for them beforehand are not needed.
+            // Inputs are scaled as they are computed, so scales measured beforehand are not needed.
             Layout::Bytes { .. } => &["weight_scale", "weight_zero_point", "input_scale", "input_zero_point"],
             Layout::Float8 { .. } => &["weight_scale", "weight_scale_inv", "input_scale", "activation_scale"],
             Layout::Bnb4 => &[

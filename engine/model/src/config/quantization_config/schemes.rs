@@ -1,4 +1,4 @@
-//! Which of a checkpoint's schemes a matrix was quantized by: tools choose them by names of modules.
+//! The schemes of a checkpoint, which tools assign to matrices by names of modules.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,25 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::scheme::Scheme;
 
-/// Most rules that a configuration may have. Published ones have up to some dozens; names are no rules of their own.
+/// Most rules of a configuration. Published ones have up to some dozens; plain names do not count.
 pub(super) const MAX_RULES: usize = 1024;
-/// Bytes that a pattern may take as a program. Usual ones take some hundreds, as names are bytes here and no Unicode is.
+/// Most bytes of a compiled pattern. Usual ones take some hundreds, since names are bytes here, not Unicode.
 const MAX_PROGRAM_BYTES: usize = 1 << 16;
 
 /// The schemes of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Schemes {
-    /// The first that knows a module decides.
+    /// Rules; the first one that matches a module decides.
     pub(super) rules: Vec<Rule>,
-    /// That of modules which no rule knows.
+    /// The scheme of modules that no rule matches.
     pub(super) others: Option<Scheme>,
 }
 
-/// How some modules were quantized.
+/// A rule: the scheme of some modules.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rule {
     pub modules: Modules,
-    /// Absent where they were left as they were.
+    /// The scheme; `None` if the modules are not quantized.
     pub scheme: Option<Scheme>,
 }
 
@@ -32,25 +32,24 @@ pub(super) struct Rule {
 pub(super) enum Modules {
     Named(BTreeSet<String>),
     Like(Pattern),
-    /// Of these classes of PyTorch.
+    /// Modules of these classes of PyTorch.
     OfClass(BTreeSet<String>),
 }
 
 impl Schemes {
-    /// One for all matrices that are codes.
+    /// One scheme for all matrices that are stored as codes.
     pub fn of_all(scheme: Scheme) -> Schemes {
         Schemes { rules: Vec::new(), others: Some(scheme) }
     }
 
-    /// That of the matrix which plain checkpoints call `name`.
+    /// The scheme of the matrix that is called `name` in checkpoints that are not quantized.
     pub fn of(&self, name: &str) -> Option<Scheme> {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let rule = self.rules.iter().find(|rule| rule.modules.contains(module));
         rule.map_or(self.others, |rule| rule.scheme)
     }
 
-    /// Whether what matrices of eight bits multiply was meant to be rounded to 8 bits, too. Where that is so of some alone,
-    /// nothing is.
+    /// Whether inputs of matrices of eight bits are meant to be rounded to 8 bits. If only some are, none is rounded.
     pub fn rounds_inputs(&self) -> bool {
         let all = self.rules.iter().filter_map(|rule| rule.scheme).chain(self.others);
         let of_bytes: Vec<Scheme> = all.filter(|scheme| scheme.layout.is_of_bytes()).collect();
@@ -68,25 +67,25 @@ impl Modules {
     }
 }
 
-/// What PyTorch has for a matrix.
+/// The PyTorch class of a matrix.
 fn class(module: &str) -> &'static str {
     if module.ends_with("embed_tokens") { "Embedding" } else { "Linear" }
 }
 
-/// A regular expression. It takes time that is linear in the name that it is held against.
+/// A regular expression. Matching takes time linear in the length of the name.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern(Regex);
 
 impl Pattern {
-    /// One that holds where a name begins with what it means, as Python's `re.match`. `None` where the text is no pattern, too
-    /// large a one, or looks around, which takes more than linear time.
+    /// Compiles a pattern that matches at the start of a name, as Python's `re.match`. `None` if the text is invalid,
+    /// too large, or has look-around, which takes more than linear time.
     pub fn at_start(text: &str) -> Option<Pattern> {
-        // By itself too, or its own brackets might close those of the anchor.
+        // The pattern is compiled alone too: otherwise its brackets could close those of the anchor.
         Pattern::anywhere(text)?;
         Pattern::anywhere(&format!("^(?:{text})"))
     }
 
-    /// One that holds where a name has what it means anywhere, as `re.search`; `None` as above.
+    /// Compiles a pattern that matches anywhere in a name, as `re.search`; `None` as above.
     pub fn anywhere(text: &str) -> Option<Pattern> {
         let mut builder = RegexBuilder::new(text);
         builder.unicode(false).size_limit(MAX_PROGRAM_BYTES).dfa_size_limit(MAX_PROGRAM_BYTES).build().ok().map(Pattern)
@@ -108,7 +107,7 @@ mod tests {
     use super::super::scheme::Layout;
     use super::*;
 
-    /// As Python's `re.match`: from the beginning, and not to the end; or as its `re.search`.
+    /// Patterns match as Python's `re.match` does, from the start but not to the end; or as its `re.search`.
     #[test]
     fn patterns_hold_from_the_beginning_or_anywhere() {
         let name = "model.layers.10.mlp.down_proj";
@@ -127,7 +126,7 @@ mod tests {
         assert!(anywhere("layers") && anywhere(r"down_proj$") && !anywhere(r"^layers"));
     }
 
-    /// Weights of 4 bits, whose inputs nobody rounds, do not count.
+    /// Weights of 4 bits, whose inputs are never rounded, do not count.
     #[test]
     fn inputs_are_rounded_where_all_matrices_of_eight_bits_multiply_rounded_ones() {
         let bytes = Scheme::of_weights(Layout::Bytes { symmetric: true }, None);

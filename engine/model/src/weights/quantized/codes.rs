@@ -1,8 +1,9 @@
-//! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero point)`.
+//! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero
+//! point)`.
 //!
-//! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code is kept as it is; scales, and with
-//! four bits in groups of 64 and more `-scale · zero point`, are rounded to f16, which moves a weight by less than a hundredth
-//! of a step.
+//! GPTQ (Frantar et al. 2022), AWQ (Lin et al. 2023) and compressed-tensors differ in how integers are packed in words.
+//! Codes are kept. Scales, and with four bits in groups of 64 and more also `-scale · zero point`, are rounded to f16,
+//! which changes a weight by less than a hundredth of a step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::parts::{FloatPart, Parts};
 use super::{CRUMBS, SIGNED_BYTES, THREE_BITS, widest};
 use crate::config::quantization_config::{GptqZeros, Layout};
 
-/// Which nibble of a word holds which of eight outputs in AWQ: output `n` is nibble `AWQ_NIBBLE[n]`.
+/// The order of nibbles in a word of AWQ: output `n` of eight is nibble `AWQ_NIBBLE[n]`.
 const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// A matrix of codes, `[rows = outputs, cols = inputs]`.
@@ -25,19 +26,19 @@ pub(super) struct Codes<'a> {
     layout: Layout,
     rows: usize,
     cols: usize,
-    /// Inputs that share a scale.
+    /// Number of inputs that share a scale.
     group: usize,
     codes: Data<'a>,
     zeros: Data<'a>,
     scales: FloatPart<'a>,
-    /// Where groups are not in the order of inputs (`desc_act`).
+    /// The order of inputs, if groups are not in it (`desc_act`).
     pub order: Option<Arc<Order>>,
-    /// The middle code is always zero.
+    /// Whether the zero point is always the middle code.
     symmetric: bool,
 }
 
 impl<'a> Codes<'a> {
-    /// Finds the parts of a matrix `[cols, rows]`.
+    /// Finds the tensors of a matrix `[cols, rows]`.
     pub fn find<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Codes<'a>, String>
     where
         F: Fn(&str) -> Option<Tensor<'a>>,
@@ -75,8 +76,8 @@ impl<'a> Codes<'a> {
         Ok(found)
     }
 
-    /// Those of some inputs, where they have an order: each rank sorts its own, and reads the scales of all groups. Groups
-    /// are as long as they come, so that blocks are the narrowest: of this type.
+    /// The codes of some inputs, if inputs have an order, and their format: each rank sorts its own inputs and has the
+    /// scales of all groups. Groups may have any length, so the format is the one with the narrowest blocks.
     pub fn of_inputs(&self, inputs: &Range<usize>) -> Option<(Codes<'a>, WeightType)> {
         let order = Some(Arc::new(self.order.as_ref()?.some(inputs)));
         let kind = match self.bits() {
@@ -84,7 +85,7 @@ impl<'a> Codes<'a> {
             3 => WeightType::I3G32,
             4 if self.symmetric => WeightType::Q4_0,
             4 if self.kind() == WeightType::I4G32 => WeightType::I4G32,
-            // Its minimums are rounded as those of wider groups are.
+            // Its minimums are rounded to f16, as those of wider groups are.
             4 => WeightType::Q4_1,
             _ if self.symmetric => WeightType::Q8_0,
             _ => WeightType::U8G32,
@@ -100,7 +101,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The kernels' widest groups that these are made of.
+    /// The format with the widest groups that fit.
     pub fn kind(&self) -> WeightType {
         let kinds: &[WeightType] = match (self.bits(), self.symmetric) {
             (8, true) => &SIGNED_BYTES,
@@ -113,8 +114,8 @@ impl<'a> Codes<'a> {
         widest(kinds, &[self.group])
     }
 
-    /// Refuses scales with which values would leave the range of f16, in which scales and minimums are kept; devices keep codes
-    /// of 2 bits around a zero point of 8.
+    /// Fails if values would exceed the range of f16, in which scales and minimums are stored. Devices store codes of 2
+    /// bits with a zero point of 8.
     pub fn check_scales(&self) -> Result<(), String> {
         let most = f16::MAX.to_f32() / (1 << self.bits().max(3)) as f32;
         let is_wrong = |(_, scale): &(usize, f32)| scale.is_nan() || scale.abs() > most;
@@ -127,14 +128,14 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Appends some places of a row as the kernels' file of this type has it.
+    /// Appends some columns of a packed row in the file format of the kernels.
     pub fn append_row(&self, row: usize, places: Range<usize>, kind: WeightType, out: &mut Vec<u8>) {
         for first in places.step_by(kind.block_elements()) {
             self.append_block(row, first, kind, out);
         }
     }
 
-    /// Appends the block of a row from place `first` on.
+    /// Appends the block of a row that starts at column `first`.
     fn append_block(&self, row: usize, first: usize, kind: WeightType, out: &mut Vec<u8>) {
         let group = self.group_of(first);
         let scale = self.scales.get(self.scale_index(row, group));
@@ -161,7 +162,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Appends codes of 4 bits: those of each 32 places that are 16 apart share a byte.
+    /// Appends codes of 4 bits: of each 32 columns, two that are 16 apart share a byte.
     fn append_nibbles(&self, row: usize, places: Range<usize>, out: &mut Vec<u8>) {
         for block in places.step_by(32) {
             let pair = |place: usize| (self.code(row, place) | self.code(row, place + 16) << 4) as u8;
@@ -169,7 +170,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Appends codes of 2 or 3 bits: of each 32 places the lower two, and then the top ones.
+    /// Appends codes of 2 or 3 bits: for each 32 columns the lower two bits, then the top bits.
     fn append_crumbs(&self, row: usize, places: Range<usize>, bits: u32, out: &mut Vec<u8>) {
         for block in places.step_by(32) {
             let codes: [u32; 32] = std::array::from_fn(|i| self.code(row, block + i));
@@ -190,7 +191,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The code of a row at a place, of bytes plus 128; the zero point where there is no input.
+    /// The code of a row at a column, plus 128 for signed bytes; the zero point if the column has no input.
     fn code(&self, row: usize, place: usize) -> u32 {
         let col = self.order.as_ref().map_or(Some(place), |order| order.column(place));
         let Some(col) = col else { return self.zero(row, self.group_of(place)) };
@@ -227,7 +228,7 @@ impl<'a> Codes<'a> {
 }
 
 impl Layout {
-    /// Words that so many values take.
+    /// Number of words that so many values take.
     fn words(self, values: usize) -> Result<usize, String> {
         let bits = match self {
             Layout::Gptq { bits, .. } | Layout::Packed { bits, .. } => bits as usize,
@@ -240,7 +241,7 @@ impl Layout {
     }
 }
 
-/// The order of inputs by their groups; absent where they are in it already.
+/// The order of inputs by group; `None` if they are in it already.
 fn order<'a, F>(parts: &Parts<'_, F>, cols: usize, group: usize) -> Result<Option<Arc<Order>>, String>
 where
     F: Fn(&str) -> Option<Tensor<'a>>,
@@ -269,8 +270,8 @@ where
     }
 }
 
-/// Value `index` of `bits` bits in a stream of little-endian words that lie `stride` words apart from word `first` on. A
-/// value of three bits may begin in one word and end in the next.
+/// Value `index` of `bits` bits in a stream of little-endian words, the first of which is `first` and which are
+/// `stride` words apart. A value of three bits may start in one word and end in the next.
 fn bits_at(words: &[u8], first: usize, stride: usize, index: usize, bits: u32) -> u32 {
     let bit = index * bits as usize;
     let word = |at: usize| {
@@ -283,8 +284,8 @@ fn bits_at(words: &[u8], first: usize, stride: usize, index: usize, bits: u32) -
     (low | high) as u32 & ((1 << bits) - 1)
 }
 
-/// One more than place `index` of `words` holds. Tools took the one off whole words, so that a zero point of 0 borrowed
-/// from the place above it; places of three bits, which words cut, they took it off one by one.
+/// Value `index` of `words` plus 1. Tools store zero points minus 1. They subtract it from whole words, so that a zero
+/// point of 0 borrows from the value above it; values of three bits, which words divide, they subtract one by one.
 fn one_more(words: &[u8], index: usize, bits: u32) -> u32 {
     let mask = (1 << bits) - 1;
     if !32_u32.is_multiple_of(bits) {

@@ -1,31 +1,31 @@
-//! Eight-bit floats: as they are for devices that multiply them so, and as blocks of eight-bit integers for others.
+//! Eight-bit floats: unchanged for devices that multiply them, converted to blocks of eight-bit integers for others.
 
 use half::{bf16, f16};
 use windlass_kernels::WeightType;
 
-/// Values of a block of integers: rows hold whole ones.
+/// Values of a block of integers; rows consist of whole blocks.
 pub(super) const BLOCK: usize = 32;
 
-/// A matrix of e4m3 (Micikevicius et al. 2022), row after row.
+/// A matrix of e4m3 values (Micikevicius et al. 2022), row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Float8 {
-    /// All of them numbers.
+    /// The codes, none of which is NaN.
     pub codes: Vec<u8>,
-    /// What every `group` codes of a row are multiplied with.
+    /// A factor for every `group` codes of a row.
     pub scales: Vec<f32>,
-    /// A multiple of 128, or a whole row.
+    /// A multiple of 128, or the length of a row.
     pub group: usize,
 }
 
 impl Float8 {
-    /// With the rows of another one behind its own.
+    /// Appends the rows of another matrix.
     pub(super) fn then(mut self, mut rows: Float8) -> Float8 {
         self.codes.append(&mut rows.codes);
         self.scales.append(&mut rows.scales);
         self
     }
 
-    /// Its values as little-endian bf16, in rows of `cols`.
+    /// The values as little-endian bf16, in rows of `cols`.
     pub(crate) fn to_bf16(&self, cols: usize) -> Vec<u8> {
         let groups = self.codes.chunks_exact(cols).flat_map(|row| row.chunks(self.group));
         let values = groups.zip(&self.scales).flat_map(|(codes, scale)| codes.iter().map(move |code| (code, scale)));
@@ -33,13 +33,13 @@ impl Float8 {
     }
 }
 
-/// What they are packed as where that has to be integers, the widest groups first: of two blocks, and of one.
+/// The formats of their integers, the widest groups first: of two blocks, and of one.
 pub(super) const KINDS: [WeightType; 2] = [WeightType::F8G64, WeightType::Q8_0];
 
-/// Appends codes that are scaled alike as the kernels' files have them: a block as Q8_0, or two as a group of F8G64.
+/// Appends codes of one scale in the file format of the kernels: a block as Q8_0, or two as a group of F8G64.
 ///
-/// A block's step is a sixty-fourth of the largest power of two that a code of it holds: all e4m3 of the four highest exponents
-/// are whole multiples of it, of at most 120, so that only the smallest are rounded again.
+/// The step of a block is a sixty-fourth of the largest power of two that is not above its largest value. All e4m3
+/// values of the four highest exponents are multiples of it, by at most 120, so only the smallest values are rounded.
 pub(super) fn append(codes: &[u8], scale: f32, out: &mut Vec<u8>) {
     let mut powers = [0.0; 2];
     powers.iter_mut().zip(codes.chunks(BLOCK)).for_each(|(power, codes)| *power = largest_power(codes));
@@ -58,20 +58,19 @@ pub(super) fn append(codes: &[u8], scale: f32, out: &mut Vec<u8>) {
     }
 }
 
-/// The largest power of two that is no more than the largest value of a block.
+/// The largest power of two that is not above the largest value of a block.
 fn largest_power(codes: &[u8]) -> f32 {
     let largest = codes.iter().map(|code| e4m3((*code).into()).abs()).fold(0.0, f32::max);
     f32::from_bits(largest.to_bits() & 0x7f80_0000)
 }
 
-/// How often a power of two is halved to become another, at most as often as a file can say.
+/// How often `from` has to be halved to give `to`, at most as often as the file format can store.
 fn halvings(from: f32, to: f32) -> u32 {
     let exponent = |power: f32| power.to_bits() >> 23;
     (exponent(from) - exponent(to)).min(15)
 }
 
-/// The value of an eight-bit float of four exponent bits (Micikevicius et al. 2022): no infinities; codes that are no
-/// number count as 0.
+/// The value of an e4m3 code (Micikevicius et al. 2022), which has no infinities; NaN counts as 0.
 pub(super) fn e4m3(code: u32) -> f32 {
     let (exponent, mantissa) = (code >> 3 & 15, (code & 7) as f32);
     let magnitude = match (exponent, code & 7) {
@@ -93,7 +92,7 @@ mod tests {
         }
     }
 
-    /// Every code as the largest of a block, with all that are smaller beside it.
+    /// Tests every code as the largest of a block, together with all smaller codes.
     #[test]
     fn codes_of_the_four_highest_exponents_keep_their_values_in_blocks() {
         for largest in 1..=0x7e_u8 {
@@ -107,7 +106,7 @@ mod tests {
         }
     }
 
-    /// The same of two blocks that share a scale: of the first one any code is the largest.
+    /// As above, with two blocks that share a scale; the first has any code as its largest.
     #[test]
     fn a_block_keeps_its_values_beside_one_of_larger_values() {
         for (largest, first) in [(0x7e, true), (0x7e, false), (0x38, true)] {
@@ -131,12 +130,12 @@ mod tests {
 
     const SCALE: f32 = 0.75;
 
-    /// All codes up to one, of both signs.
+    /// All codes up to `largest`, of both signs.
     fn all_to(largest: u8) -> Vec<u8> {
         (0..=largest).flat_map(|code| [code, code | 128]).collect()
     }
 
-    /// That integers are the codes' values, but for the smallest ones.
+    /// Checks that integers equal the values of codes, except for the smallest ones.
     fn check(codes: &[u8], largest: u8, step: f32, integers: &[u8]) {
         let exact = SCALE * largest_power(&[largest]) / 8.0;
         for (code, integer) in codes.iter().zip(integers) {

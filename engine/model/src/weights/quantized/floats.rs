@@ -1,5 +1,6 @@
-//! Eight-bit floats and bitsandbytes' codes. Those of 4 and 8 bits the kernels know; floats become integers of eight bits, and so
-//! do values of other tables and scales of other shapes.
+//! Eight-bit floats and the codes of bitsandbytes (Dettmers et al. 2022, 2023). The kernels support its codes of 4 and
+//! 8 bits; eight-bit floats become integers of eight bits, and so do values of other tables and with scales of other
+//! shapes.
 
 use std::ops::Range;
 
@@ -13,12 +14,12 @@ use super::parts::{FloatPart, Parts};
 use super::{SIGNED_BYTES, widest};
 use crate::config::quantization_config::{Float8Scales, Layout};
 
-/// Largest block of bitsandbytes.
+/// Largest block size of bitsandbytes.
 const MAX_BLOCK: u64 = 1 << 16;
-/// Columns that devices scale together: groups have a multiple.
+/// Devices scale so many columns together: group sizes are multiples of it.
 const FLOAT8_GROUP: usize = 128;
 
-/// A matrix whose values are computed, `[rows = outputs, cols = inputs]`.
+/// A matrix whose values are computed from codes, `[rows = outputs, cols = inputs]`.
 #[derive(Clone, Debug)]
 pub(super) struct Floats<'a> {
     codes: Data<'a>,
@@ -28,16 +29,16 @@ pub(super) struct Floats<'a> {
     width: Width,
     scales: Scales<'a>,
     place: ScalePlace,
-    /// What all of them are packed as.
+    /// The packed format.
     pub kind: WeightType,
 }
 
-/// What a byte holds.
+/// The contents of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     /// Two codes, the first in the high half.
     Nibbles,
-    /// A signed integer, of which 127 is 1.
+    /// A signed integer; 127 stands for 1.
     Integers,
     /// An eight-bit float.
     Float8,
@@ -47,7 +48,7 @@ enum Width {
 #[derive(Clone, Debug)]
 enum Scales<'a> {
     Stored(FloatPart<'a>),
-    /// Quantized themselves: codes of a table of 256, scaled by runs, plus an offset.
+    /// Scales that are quantized themselves: codes of a table of 256, with a scale for each run, plus an offset.
     Nested {
         codes: Tensor<'a>,
         table: Vec<f32>,
@@ -67,7 +68,7 @@ impl Scales<'_> {
         }
     }
 
-    /// Where one is: of those that are quantized, its code and what scales that.
+    /// Where a scale is stored: of a quantized scale its code and the scale of that.
     fn place(&self, index: usize) -> String {
         match self {
             Scales::Stored(scales) => scales.place(index),
@@ -79,17 +80,17 @@ impl Scales<'_> {
     }
 }
 
-/// Which scale is a value's.
+/// The scale that belongs to a value.
 #[derive(Clone, Copy, Debug)]
 enum ScalePlace {
-    /// `rows` outputs by `cols` inputs share one; there are `across` in a row of the matrix.
+    /// `rows` outputs by `cols` inputs share a scale; there are `across` scales in a row of the matrix.
     Blocks { rows: usize, cols: usize, across: usize },
-    /// So many values, row after row, share one.
+    /// So many consecutive values in row-major order share a scale.
     Run(usize),
 }
 
 impl<'a> Floats<'a> {
-    /// Finds the parts of a matrix `[cols, rows]`.
+    /// Finds the tensors of a matrix `[cols, rows]`.
     pub fn find<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Floats<'a>, String>
     where
         F: Fn(&str) -> Option<Tensor<'a>>,
@@ -126,7 +127,7 @@ impl<'a> Floats<'a> {
             Float8Scales::Blocks(size) => size,
         };
         let across = cols.div_ceil(wide);
-        // DeepSeek calls what multiplies an inverse.
+        // DeepSeek's name of the factor has `inv` in it, though it is multiplied with.
         let name = if inverse { "weight_scale_inv" } else { "weight_scale" };
         let scales = Scales::Stored(parts.floats(name, [across, rows.div_ceil(high)])?);
         let table = (0..=255).map(e4m3).collect();
@@ -163,7 +164,8 @@ impl<'a> Floats<'a> {
         self.width == Width::Float8
     }
 
-    /// Refuses scales of so many rows that f16 cannot hold: an eight-bit float's step is up to four of them.
+    /// Fails if f16 cannot represent the scales of the first `rows` rows; the step of an eight-bit float is up to four
+    /// scales.
     pub fn check_scales(&self, rows: usize) -> Result<(), String> {
         let (what, most, count) = match self.place {
             ScalePlace::Run(run) => {
@@ -182,7 +184,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Appends some columns of a row as the kernels' file of this type has it.
+    /// Appends some columns of a row in the file format of the kernels.
     pub fn append_row(&self, row: usize, cols: Range<usize>, kind: WeightType, out: &mut Vec<u8>) {
         if !self.scales_whole(kind.block_elements()) {
             let values: Vec<f32> = cols.map(|col| self.value(row, col)).collect();
@@ -198,7 +200,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Appends a block of codes of four bits: those of each 32 columns that are 16 apart share a byte.
+    /// Appends a block of codes of four bits: of each 32 columns, two that are 16 apart share a byte.
     fn append_nibbles(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
         out.extend(f16::from_f32(self.scale(row, cols.start)).to_le_bytes());
         for first in cols.step_by(32) {
@@ -217,7 +219,7 @@ impl<'a> Floats<'a> {
         &self.codes[row * self.cols..][cols]
     }
 
-    /// Some rows and columns as they are, where they are eight-bit floats whose scales belong to whole groups of a row.
+    /// Some rows and columns as eight-bit floats; `None` if they are none, or a scale covers no whole group of a row.
     pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Option<Float8> {
         let ScalePlace::Blocks { cols: wide, .. } = self.place else { return None };
         let by_row = wide >= self.cols;
@@ -233,7 +235,7 @@ impl<'a> Floats<'a> {
         Some(Float8 { codes, scales, group })
     }
 
-    /// Whether every block of so many columns has one scale, and the kernels know its codes.
+    /// Whether every block of so many columns has one scale, and the kernels support the codes.
     fn scales_whole(&self, block: usize) -> bool {
         match self.place {
             ScalePlace::Blocks { cols, .. } => cols.is_multiple_of(block) || cols >= self.cols,
@@ -261,8 +263,8 @@ impl<'a> Floats<'a> {
     }
 }
 
-/// The type whose codes name the entries of `table`, where every block of it has one scale, which `run` codes share. Other
-/// values become integers.
+/// The format whose codes index `table`, if every block has one scale, which `run` codes share; else a format of
+/// integers.
 fn kind_of_table(table: &[f32], cols: usize, run: usize) -> WeightType {
     let names = |kind: &WeightType| {
         let same = |numbers: &[f32; 16]| numbers.iter().zip(table).all(|(number, entry)| (number - entry).abs() < 1e-6);
@@ -272,7 +274,7 @@ fn kind_of_table(table: &[f32], cols: usize, run: usize) -> WeightType {
     [WeightType::NF4, WeightType::FP4].into_iter().find(names).unwrap_or(WeightType::Q8_0)
 }
 
-/// The entries of a table: parts of a block's largest magnitude.
+/// The entries of a table, as fractions of a block's largest magnitude.
 fn entries(table: &FloatPart<'_>) -> Result<Vec<f32>, String> {
     let entries = table.all();
     match entries.iter().position(|entry| entry.is_nan() || entry.abs() > 1.0) {

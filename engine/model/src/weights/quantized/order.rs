@@ -1,36 +1,37 @@
-//! Inputs in an order of their own (GPTQ's `desc_act`): sorted by groups, so that neighbours share a scale.
+//! Inputs in an order of their own (`desc_act` of GPTQ): sorted by group, so that neighbours share a scale.
 
 use std::ops::Range;
 
 use windlass_kernels::NO_INPUT;
 
-/// Places that have one group: a block of the kernels' narrowest types.
+/// Consecutive columns of one group: the smallest block of the kernel formats.
 const BLOCK: usize = 32;
 
-/// What lies at the places of a row.
+/// The input of each column of a packed row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Order {
-    /// The input of each place, counted from `first`; `NO_INPUT` where a group does not fill its last block.
+    /// The input of each column, counted from `first`; `NO_INPUT` after the end of a group, up to the end of its last
+    /// block.
     pub inputs: Vec<u32>,
-    /// The group of every block of places.
+    /// The group of every block of columns.
     groups: Vec<usize>,
     first: usize,
 }
 
 impl Order {
-    /// That of all inputs, whose groups these are.
+    /// The order of all inputs, given the group of each.
     pub fn new(groups: &[usize]) -> Order {
         Order::of((0..groups.len() as u32).zip(groups.iter().copied()).collect(), 0)
     }
 
-    /// That of some of the inputs, which are as many of each group as it comes.
+    /// The order of some of the inputs. Any number of inputs may be of one group.
     pub fn some(&self, inputs: &Range<usize>) -> Order {
         let places = self.inputs.iter().enumerate().filter(|(_, input)| inputs.contains(&(**input as usize)));
         let inputs_of = places.map(|(place, input)| (input - inputs.start as u32, self.group(place)));
         Order::of(inputs_of.collect(), inputs.start)
     }
 
-    /// Sorts inputs by their groups.
+    /// Sorts inputs by group.
     fn of(mut inputs: Vec<(u32, usize)>, first: usize) -> Order {
         inputs.sort_by_key(|(_, group)| *group);
         let mut order = Order { inputs: Vec::new(), groups: Vec::new(), first };
@@ -42,17 +43,17 @@ impl Order {
         order
     }
 
-    /// Whether every input is at its own place.
+    /// Whether every input is at its own column.
     pub fn is_sorted(&self) -> bool {
         self.inputs.is_sorted()
     }
 
-    /// The group of what is at a place.
+    /// The group of a column.
     pub fn group(&self, place: usize) -> usize {
         self.groups[place / BLOCK]
     }
 
-    /// The matrix's column at a place, if there is one.
+    /// The input of a column, if it has one.
     pub fn column(&self, place: usize) -> Option<usize> {
         Some(self.inputs[place]).filter(|input| *input != NO_INPUT).map(|input| self.first + input as usize)
     }

@@ -1,4 +1,4 @@
-//! The tensors of one quantized matrix, found by name and held to their shapes.
+//! The tensors of one quantized matrix: finds them by name and checks their shapes.
 
 use half::{bf16, f16};
 use windlass_checkpoint::{Data, Tensor};
@@ -6,7 +6,7 @@ use windlass_kernels::{WeightType, floats};
 
 use crate::config::quantization_config::{Scheme, replace};
 
-/// Gives the parts of the matrix that plain checkpoints call `name`.
+/// Finds the tensors of the matrix that is called `name` in checkpoints that are not quantized.
 pub(super) struct Parts<'n, F> {
     pub scheme: Scheme,
     pub name: &'n str,
@@ -14,29 +14,29 @@ pub(super) struct Parts<'n, F> {
 }
 
 impl<'a, F: Fn(&str) -> Option<Tensor<'a>>> Parts<'_, F> {
-    /// The codes, of this type and of these dimensions, the fastest first.
+    /// Finds the codes, of this type and these dimensions, fastest first.
     pub fn codes(&self, kind: &str, dims: [usize; 2]) -> Result<Tensor<'a>, String> {
         let name = self.scheme.codes_name(self.name);
         let codes = (self.find)(&name).ok_or_else(|| format!("{name:?} is missing"))?;
         check(codes, kind, dims)
     }
 
-    /// A part that may be missing.
+    /// Finds a tensor that may be missing.
     pub fn optional(&self, part: &str) -> Option<Tensor<'a>> {
         (self.find)(&replace(self.name, part))
     }
 
-    /// A part of whatever shape.
+    /// Finds a tensor of any shape.
     pub fn any(&self, part: &str) -> Result<Tensor<'a>, String> {
         self.optional(part).ok_or_else(|| format!("{:?} is missing", replace(self.name, part)))
     }
 
-    /// A part of this type and of these dimensions.
+    /// Finds a tensor of this type and these dimensions, fastest first.
     pub fn part(&self, part: &str, kind: &str, dims: [usize; 2]) -> Result<Tensor<'a>, String> {
         check(self.any(part)?, kind, dims)
     }
 
-    /// A part of floats with these dimensions.
+    /// Finds a tensor of floats of these dimensions, fastest first.
     pub fn floats(&self, part: &str, dims: [usize; 2]) -> Result<FloatPart<'a>, String> {
         let tensor = self.any(part)?;
         let kind = match tensor.kind.name() {
@@ -50,7 +50,7 @@ impl<'a, F: Fn(&str) -> Option<Tensor<'a>>> Parts<'_, F> {
     }
 }
 
-/// Floats as they lie in the file.
+/// Floats in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FloatPart<'a> {
     name: &'a str,
@@ -60,7 +60,7 @@ pub(super) struct FloatPart<'a> {
 }
 
 impl FloatPart<'_> {
-    /// One of them.
+    /// The value at an index.
     pub fn get(&self, index: usize) -> f32 {
         let size = self.kind.block_bytes();
         let bytes = &self.bytes[index * size..][..size];
@@ -72,19 +72,19 @@ impl FloatPart<'_> {
         }
     }
 
-    /// Where one is, for whoever has to mend it.
+    /// Where a value is stored, for error messages.
     pub fn place(&self, index: usize) -> String {
         let offset = self.offset + (index * self.kind.block_bytes()) as u64;
         format!("value {index} of {:?}, at offset {offset}", self.name)
     }
 
-    /// All of them.
+    /// All values.
     pub fn all(&self) -> Vec<f32> {
         floats(self.kind, &self.bytes)
     }
 }
 
-/// A tensor of one dimension will do for the same number of elements in two.
+/// Checks type and dimensions. A tensor of one dimension may stand for one of two with the same number of elements.
 fn check<'a>(tensor: Tensor<'a>, kind: &str, dims: [usize; 2]) -> Result<Tensor<'a>, String> {
     let expected = dims.map(|dim| dim as u64);
     let count = expected[0].saturating_mul(expected[1]);
