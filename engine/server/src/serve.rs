@@ -15,26 +15,23 @@ use crate::http::encoder::{self, EncoderApi};
 use crate::http::tls::Tls;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
+use crate::listen::bind;
 use crate::machine;
 use crate::monitor::{Monitor, SAMPLE_EVERY};
 use crate::start::{self, EngineEnd, EngineThread, Started, StartedEncoder, StartedModel};
 use crate::structure::Structures;
 use crate::tenants::Tenants;
 use crate::traces::Traces;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 use windlass_engine_api::body::Limits;
+use windlass_engine_contract::memory::process_bytes_with;
 use windlass_engine_contract::termination::Reason;
 
-/// Connections that the kernel keeps until they are accepted. One more waits a second before it tries again, so this is
-/// for all clients of a replica that come at once.
-const MAX_PENDING_CONNECTIONS: u32 = 4096;
 /// Time for the last bytes to leave after streams were ended.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -58,7 +55,6 @@ impl Server {
     pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
         let clock = Clock::start();
         let files = machine::raise_open_files();
-        let most_connections = config.max_connections.unwrap_or_else(|| most_connections(files));
         let refresh = config.refresh_every;
         let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
         let tenants = tenants.map(Arc::new);
@@ -86,7 +82,7 @@ impl Server {
         );
         tokio::spawn(Arc::new(admin_server.staying_open()).run(admin_listener));
 
-        let (times, patience) = (config.times, config.patience);
+        let (times, patience, asked_connections) = (config.times, config.patience, config.max_connections);
         let (config, started) = start_engine(config, monitor.clone(), clock).await?;
         let built = started.built().clone();
         let traces = config.traces_endpoint.as_deref().map(Traces::start).transpose()?.map(Arc::new);
@@ -108,12 +104,12 @@ impl Server {
             traces: traces.clone(),
             patience,
         });
-        let (routes, engine, engine_end) = match started {
+        let (routes, engine, engine_end, forms) = match started {
             Started::Model(model) => {
                 let StartedModel { engine: EngineThread { handle, end }, tokenizer, template, .. } = *model;
                 let tokenizer = Arc::new(tokenizer);
                 let structures = Arc::new(Structures::new(tokenizer.clone(), &config.program));
-                prepare_beside(structures.clone());
+                let forms = structures.clone();
                 let api = Api {
                     structures,
                     engine: handle.clone(),
@@ -126,16 +122,20 @@ impl Server {
                 };
                 // The engine is set once, here.
                 let _ = admin.engine.set(handle.clone());
-                (api::router(Arc::new(api)), Some(handle), end)
+                (api::router(Arc::new(api)), Some(handle), end, Some(forms))
             }
             Started::Encoder(started) => {
                 let StartedEncoder { handle, end, text, cuttable, .. } = *started;
-                (encoder::router(Arc::new(EncoderApi { door, encoder: handle, text, cuttable })), None, end)
+                let api = EncoderApi { door, encoder: handle, text, cuttable };
+                (encoder::router(Arc::new(api)), None, end, None)
             }
         };
         monitor.built(built);
+        forms.into_iter().for_each(|forms| prepare_beside(forms, monitor.clone()));
         tokio::spawn(watch(Arc::downgrade(&monitor), times.stall_timeout_seconds));
         let max_age = times.max_connection_age;
+        let most_connections =
+            asked_connections.unwrap_or_else(|| most_connections(files, machine::free_memory_bytes()));
         let connections = Connections::new(routes, lifecycle.clone(), most_connections, max_age, patience);
         let connections = Arc::new(connections.over(tls));
         tokio::spawn(connections.clone().run(api_listener));
@@ -235,11 +235,12 @@ async fn watch(monitor: Weak<Monitor>, stall_timeout_seconds: f64) {
 }
 
 /// Makes the tables for forms of answers, which the first requests do not wait for.
-fn prepare_beside(structures: Arc<Structures>) {
+fn prepare_beside(structures: Arc<Structures>, monitor: Arc<Monitor>) {
     tokio::spawn(async move {
         structures.prepare().await;
         if let Some(bytes) = structures.table_bytes() {
             info!(bytes, "tables for structured answers were made");
+            monitor.process_bytes(process_bytes_with(structures.vocabulary(), bytes));
         }
     });
 }
@@ -249,21 +250,6 @@ async fn start_engine(config: Config, monitor: Arc<Monitor>, clock: Clock) -> Re
     let start = move || start::start(&config, &monitor, clock).map(|started| (config, started));
     let joined = tokio::task::spawn_blocking(start).await;
     joined.map_err(|error| Failure::internal(format!("starting the engine: {error}")))?
-}
-
-fn bind(address: SocketAddr, purpose: &str) -> Result<(TcpListener, SocketAddr), Failure> {
-    let failed = |error| Failure::configuration(format!("cannot listen on {address} for {purpose}: {error}"));
-    let listener = listen(address).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((listener, bound))
-}
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // What is left of a predecessor's connections does not keep its port.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(MAX_PENDING_CONNECTIONS)
 }
 
 #[cfg(test)]

@@ -45,5 +45,5 @@ pub(super) fn ledger_of_last(
     let widest = config.hidden.max(config.feed_forward).max(by_expert);
     let inputs = INPUT_BYTES * u64::from(geometry.max_step_tokens) * widest as u64;
     let weights = manifest.device_bytes(&Parts::of(&Shard::whole(&whole), config), stage);
-    Ok(Ledger { weights, kv, swap: 0, workspace: step_bytes(config, true, inputs, &geometry) })
+    Ok(Ledger { weights, kv, workspace: step_bytes(config, true, inputs, &geometry), ..Ledger::default() })
 }

@@ -4,7 +4,7 @@
 use super::chat_template::TemplateError;
 use super::renderers::{Answer, Job};
 use super::template_program::Program;
-use crate::machine::{ThreadTime, free_memory_bytes, resident_bytes};
+use crate::machine::{ThreadTime, end_before_others, free_memory_bytes, resident_bytes};
 use crate::structure;
 use std::fmt;
 use std::io::{self, BufRead, Write};
@@ -41,6 +41,8 @@ pub enum End {
     Time = 4,
     /// The job took more than the stack.
     Stack,
+    /// There is less memory than a job may take, and this one took its share.
+    NoRoom = 6,
 }
 
 /// Signals of a process that has overflowed its stack.
@@ -52,7 +54,7 @@ impl End {
     pub fn of(status: ExitStatus) -> Option<End> {
         match (status.code(), status.signal()) {
             (_, Some(SIGABRT | SIGSEGV)) => Some(End::Stack),
-            (code, _) => [End::Memory, End::Time].into_iter().find(|end| code == Some(*end as i32)),
+            (code, _) => [End::Memory, End::Time, End::NoRoom].into_iter().find(|end| code == Some(*end as i32)),
         }
     }
 }
@@ -63,12 +65,14 @@ impl fmt::Display for End {
             End::Memory => write!(f, "it takes more memory than it may"),
             End::Time => write!(f, "it takes longer than {MAX_TIME:?}"),
             End::Stack => write!(f, "it nests too deeply"),
+            End::NoRoom => write!(f, "there is no memory for it now"),
         }
     }
 }
 
 /// Works until standard input ends.
 pub fn work() -> io::Result<()> {
+    end_before_others();
     let worker = thread::Builder::new().stack_size(STACK_BYTES).spawn(work_jobs)?;
     worker.join().map_err(|_| io::Error::other("a job panicked"))?
 }
@@ -97,7 +101,7 @@ fn answer(known: &mut Option<(String, Program)>, job: &Job) -> Answer {
         }),
         Job::Form(source) => {
             structure::try_out(source);
-            Ok(Answer::Tried)
+            Ok(Answer::Tried { bytes: resident_bytes(std::process::id()) })
         }
     };
     done.unwrap_or_else(Answer::Error)
@@ -160,14 +164,15 @@ fn most_bytes(held: u64, free: Option<u64>) -> u64 {
 fn watch(turns: &Turns, time: &ThreadTime) {
     loop {
         thread::park();
-        let (mut watched, mut began, mut most) = (None, Duration::ZERO, 0);
+        let (mut watched, mut began, mut most) = (None, Duration::ZERO, MAX_RESIDENT_BYTES);
         while let Some(job) = turns.job() {
             let held = resident_bytes(std::process::id());
             if watched.replace(job) != Some(job) {
                 (began, most) = (time.spent(), most_bytes(held, free_memory_bytes()));
             }
             if held > most {
-                exit(End::Memory as i32);
+                let end = if most < MAX_RESIDENT_BYTES { End::NoRoom } else { End::Memory };
+                exit(end as i32);
             }
             if time.spent().saturating_sub(began) > MAX_TIME {
                 exit(End::Time as i32);
