@@ -48,7 +48,7 @@ static SERVER: LazyLock<Listening> = LazyLock::new(|| {
 
 fuzz_target!(|input: &[u8]| {
     let Listening { runtime, address } = &*SERVER;
-    let ended = runtime.block_on(timeout(MOST_TIME, say(*address, &sent(input))));
+    let ended = runtime.block_on(async { timeout(MOST_TIME, say(*address, &sent(input))).await });
     assert!(ended.is_ok(), "the connection is open after {MOST_TIME:?}");
 });
 
