@@ -114,7 +114,7 @@ impl Encoder {
     /// Bytes that computing the largest batch takes, of at most so many texts and so many tokens, padding counted: one
     /// text is always taken. Of scores, which each head has for each pair of tokens of a text, candle has four copies at
     /// once; of a layer's states some eighteen; and there is what its products pack, whatever the batch. These were
-    /// fitted to the peaks of one model.
+    /// fitted to the peaks of one model, and larger batches have taken up to a fifth more.
     pub fn workspace_bytes(&self, max_texts: usize, max_tokens: usize) -> u64 {
         const SCORES: usize = 4;
         const STATES: usize = 18;
