@@ -30,6 +30,7 @@ pub mod http;
 pub mod inspect;
 pub mod kernels;
 pub mod lifecycle;
+pub mod listen;
 pub mod machine;
 pub mod monitor;
 pub mod reply;

@@ -15,26 +15,22 @@ use crate::http::encoder::{self, EncoderApi};
 use crate::http::tls::Tls;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
+use crate::listen::bind;
 use crate::machine;
 use crate::monitor::{Monitor, SAMPLE_EVERY};
 use crate::start::{self, EngineEnd, EngineThread, Started, StartedEncoder, StartedModel};
 use crate::structure::Structures;
 use crate::tenants::Tenants;
 use crate::traces::Traces;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 use windlass_engine_api::body::Limits;
 use windlass_engine_contract::termination::Reason;
 
-/// Connections that the kernel keeps until they are accepted. One more waits a second before it tries again, so this is
-/// for all clients of a replica that come at once.
-const MAX_PENDING_CONNECTIONS: u32 = 4096;
 /// Time for the last bytes to leave after streams were ended.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -249,21 +245,6 @@ async fn start_engine(config: Config, monitor: Arc<Monitor>, clock: Clock) -> Re
     let start = move || start::start(&config, &monitor, clock).map(|started| (config, started));
     let joined = tokio::task::spawn_blocking(start).await;
     joined.map_err(|error| Failure::internal(format!("starting the engine: {error}")))?
-}
-
-fn bind(address: SocketAddr, purpose: &str) -> Result<(TcpListener, SocketAddr), Failure> {
-    let failed = |error| Failure::configuration(format!("cannot listen on {address} for {purpose}: {error}"));
-    let listener = listen(address).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((listener, bound))
-}
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // What is left of a predecessor's connections does not keep its port.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(MAX_PENDING_CONNECTIONS)
 }
 
 #[cfg(test)]

@@ -13,15 +13,18 @@ pub const CA_KEY: &str = "ca.crt";
 /// The variable that holds the address of a pod whose replica has other nodes.
 pub const POD_IP: &str = "POD_IP";
 
+/// Of IPv4 too; pods of some clusters have addresses of IPv6 alone.
+const EVERY_ADDRESS: &str = "::";
+
 /// Arguments of the serving container.
 pub fn serve(service: &ValidatedService) -> Vec<String> {
     let engine = &service.engine;
     let names = service.served_names.iter().map(|name| Some(flag(flags::SERVED_MODEL_NAME, name)));
     let rest = [
-        Some(flag(flags::HOST, "0.0.0.0")),
+        Some(flag(flags::HOST, EVERY_ADDRESS)),
         Some(flag(flags::PORT, API_PORT)),
         // Probes and scrapes come over the pod network.
-        Some(flag(flags::ADMIN_HOST, "0.0.0.0")),
+        Some(flag(flags::ADMIN_HOST, EVERY_ADDRESS)),
         Some(flag(flags::ADMIN_PORT, ADMIN_PORT)),
         device(&service.device),
         Some(flag(flags::TENSOR_PARALLEL_SIZE, service.device.tensor())),

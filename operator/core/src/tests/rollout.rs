@@ -1,13 +1,15 @@
 //! Edits roll, upgrades do not, workloads roll one after the other, and no step loses replicas.
 
-use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus};
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition, DeploymentStatus};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 use windlass_operator_api::status::condition;
 
-use crate::names::{DELETION_COST, GIVEN_UP};
+use crate::names::{DELETION_COST, GIVEN_UP, TEMPLATE_HASH};
 use crate::plan::{Kind, Mark, Step};
 use crate::pod::Status;
 use crate::testing::cluster::Cluster;
@@ -15,7 +17,7 @@ use crate::testing::{ServiceBuilder, service, stats};
 
 fn template_hash(cluster: &Cluster, name: &str) -> Option<String> {
     let annotations = cluster.deployment(name)?.metadata.annotations.as_ref()?;
-    annotations.get(crate::names::TEMPLATE_HASH).cloned()
+    annotations.get(TEMPLATE_HASH).cloned()
 }
 
 /// The template of the Deployment.
@@ -92,6 +94,42 @@ fn another_way_to_build_pods_rolls_nothing_and_scaling_still_works() {
     cluster.edit(service().with("replicas", json!(3)).build());
     let plan = cluster.reconcile();
     assert_eq!(plan.steps, [Step::Scale { deployment: "llama".into(), replicas: 3 }]);
+}
+
+/// As one was before engines listened at every address of IPv6, too, with the fingerprint that it had by then.
+fn earlier(deployment: &mut Deployment, hash: &str) {
+    let of_spec = deployment.spec.as_mut().expect("a spec");
+    let of_template = of_spec.template.metadata.get_or_insert_default();
+    for annotations in [&mut deployment.metadata.annotations, &mut of_template.annotations] {
+        annotations.get_or_insert_default().insert(TEMPLATE_HASH.into(), hash.into());
+    }
+    let containers = &mut of_spec.template.spec.as_mut().expect("pods").containers;
+    let arguments = containers.iter_mut().flat_map(|container| container.args.iter_mut().flatten());
+    let addresses = arguments.filter(|argument| argument.ends_with("host=::"));
+    addresses.for_each(|argument| *argument = argument.replace("::", "0.0.0.0"));
+}
+
+#[test]
+fn pods_with_an_earlier_operators_arguments_stay_until_the_spec_changes() {
+    let mut cluster = Cluster::serving(service().build());
+    let now = pods(&cluster);
+    earlier(Arc::make_mut(&mut cluster.observed.deployments[0]), "0123456789abcdef");
+    for pod in cluster.live() {
+        cluster.change_pod(&pod, |pod| {
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(TEMPLATE_HASH.into(), "0123456789abcdef".into());
+        });
+    }
+    let before = pods(&cluster);
+    assert_ne!(before, now);
+    assert_eq!(cluster.reconcile().steps, vec![]);
+    cluster.edit(service().with("replicas", json!(2)).build());
+    cluster.converge();
+    assert_eq!((pods(&cluster), cluster.replicas("llama")), (before.clone(), Some(2)));
+    cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
+    cluster.converge();
+    let arguments = serde_json::to_string(&pods(&cluster)).expect("JSON");
+    assert!(arguments.contains("--host=::") && !arguments.contains("0.0.0.0"), "{arguments}");
 }
 
 #[test]
