@@ -11,9 +11,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+from container import Container
+
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "windlass"
 MODEL = os.environ.get("WINDLASS_MODEL") or str(CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf")
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "target/release/windlass-engine"
+PROGRAM = os.environ.get("WINDLASS_ENGINE") or pathlib.Path(__file__).resolve().parents[2] / "target/release/windlass-engine"
 # So that a step lasts about as long as on a device, and a token every 10 ms is what the canary should see.
 STEPS = ["--sim-step-us=10000", "--sim-prefill-token-us=1", "--sim-decode-sequence-us=1", "--sim-context-token-us=0"]
 KEYS = {"right": "k" * 32, "other": "o" * 32}
@@ -26,19 +28,27 @@ class Seen:
     what: str
     bar: str
     held: bool
+    is_of_memory: bool = False
 
 
 class Server:
-    """`windlass-engine serve` with two tenants; `async with` starts and ends it."""
+    """`windlass-engine serve` with two tenants, in a container of so many MiB if told so; `async with` starts and ends it."""
+
+    def __init__(self, memory=None):
+        self.container = Container(memory) if memory else None
+        # As many as a small container's pool of keys and values holds.
+        self.canary_tokens = 2000 if memory is None else LEAST_GAPS
 
     async def __aenter__(self):
         self.keys = tempfile.NamedTemporaryFile("w", suffix=".keys")
         self.keys.write("".join(f"{tenant} {key}\n" for tenant, key in KEYS.items()))
         self.keys.flush()
-        flags = ["--executor", "sim", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--log-format", "json"]
-        flags += ["--api-key-file", self.keys.name, "--sim-mean-answer-tokens=0", "--served-model-name", "m", *STEPS]
+        flags = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--log-format", "json"]
+        flags += ["--api-key-file", self.keys.name, "--served-model-name", "m"]
+        flags += [] if self.container else ["--executor", "sim", "--sim-mean-answer-tokens=0", *STEPS]
+        enter = self.container.__enter__().enter if self.container else None
         self.process = await asyncio.create_subprocess_exec(
-            PROGRAM, "serve", MODEL, *flags, stderr=asyncio.subprocess.PIPE
+            PROGRAM, "serve", MODEL, *flags, stderr=asyncio.subprocess.PIPE, preexec_fn=enter
         )
         async for line in self.process.stderr:
             if found := re.search(rb'"message":"serving","api":"([^":]*):(\d+)","admin":"[^":]*:(\d+)"', line):
@@ -48,9 +58,18 @@ class Server:
         raise SystemExit("the server ended before it served")
 
     async def __aexit__(self, *_):
-        self.process.kill()
+        if self.process.returncode is None:
+            self.process.kill()
         await self.process.wait()
         self.log.cancel()
+        if self.container:
+            await self.container_is_empty()
+            self.container.__exit__()
+
+    async def container_is_empty(self):
+        """Its other processes end when they are not spoken to any more."""
+        while (self.container.folder / "cgroup.procs").read_text():
+            await asyncio.sleep(0.1)
 
     async def read_log(self):
         async for _ in self.process.stderr:
@@ -104,7 +123,7 @@ class Watch:
     """A stream's time between tokens, /health's time, and the server's memory."""
 
     def __init__(self, server):
-        self.server, self.gaps, self.health, self.most_bytes = server, [], [], 0
+        self.server, self.gaps, self.health, self.most_bytes, self.most_together = server, [], [], 0, 0
 
     async def quiet(self):
         """How it is without an attack."""
@@ -129,7 +148,7 @@ class Watch:
 
     async def canaries(self):
         while True:
-            await self.canary(tokens=2000)
+            await self.canary(self.server.canary_tokens)
 
     async def canary(self, tokens):
         reader, writer = await self.server.connect()
@@ -149,6 +168,8 @@ class Watch:
             await self.server.ask("/health")
             self.health.append(time.perf_counter() - began)
             self.most_bytes = max(self.most_bytes, self.server.resident_bytes())
+            if container := self.server.container:
+                self.most_together = max(self.most_together, container.anonymous_bytes())
             await asyncio.sleep(0.05)
 
     def seen(self, most_mib):
@@ -158,7 +179,12 @@ class Watch:
         yield Seen(f"stream beside it: {gap:.1f} ms between tokens at p99, {quiet:.1f} before", "2×", gap <= 2 * quiet)
         yield Seen(f"/health: {health:.1f} ms at p99", "50 ms", health <= 50)
         yield Seen(f"memory: {growth:+.0f} MiB", f"+{most_mib} MiB", growth <= most_mib)
-        yield Seen(f"process {self.server.process.pid}", "lives", self.server.process.returncode is None)
+        lives = self.server.process.returncode is None
+        yield Seen(f"process {self.server.process.pid}", "lives", lives, is_of_memory=True)
+        if container := self.server.container:
+            held, killed = self.most_together / MIB, container.killed()
+            yield Seen(f"held at most {held:.0f} MiB of {container.mib}, {killed} processes were killed", "none", not killed,
+                       is_of_memory=True)
 
 
 def percentile(values, percent):

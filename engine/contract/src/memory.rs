@@ -70,14 +70,25 @@ pub struct Ledger {
     pub swap: u64,
     /// Activations and logits of the largest step.
     pub workspace: u64,
+    /// What a process has beside a model's ([`process_bytes`]); in one of its ranks' alone, and on no GPU.
+    pub process: u64,
 }
 
 impl Ledger {
     /// Everything together.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.swap + self.workspace
+        self.uses().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Each use by its name, as metrics call it.
+    pub fn uses(&self) -> [(&'static str, u64); 5] {
+        let Ledger { weights, kv, swap, workspace, process } = *self;
+        [("weights", weights), ("kv", kv), ("swap", swap), ("workspace", workspace), (PROCESS, process)]
     }
 }
+
+/// The name of what a process has beside a model's.
+pub const PROCESS: &str = "process";
 
 impl Sum for Ledger {
     fn sum<I: Iterator<Item = Ledger>>(ledgers: I) -> Ledger {
@@ -86,9 +97,30 @@ impl Sum for Ledger {
             kv: sum.kv + ledger.kv,
             swap: sum.swap + ledger.swap,
             workspace: sum.workspace + ledger.workspace,
+            process: sum.process + ledger.process,
         };
         ledgers.fold(Ledger::default(), add)
     }
+}
+
+/// What a process that serves has whatever the vocabulary: the program's own data, threads, connections, and what the
+/// allocator keeps for them.
+const PROGRAM_BYTES: u64 = 40 << 20;
+/// What a tokenizer keeps of a token: its text, its merges, and what finds them.
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 210;
+/// What the tables for structured answers keep of a token.
+const FORM_BYTES_PER_TOKEN: u64 = 530;
+
+/// Bytes of a process that serves a model of so many tokens, beside what the model takes: the program, the tokenizer, and
+/// the tables for structured answers. They are fitted to what three models took, not counted: `tests/memory/run`
+/// holds them against what is resident.
+pub fn process_bytes(vocabulary: u32) -> u64 {
+    process_bytes_with(vocabulary, FORM_BYTES_PER_TOKEN * u64::from(vocabulary))
+}
+
+/// The same where it is known what the tables for structured answers take; 0 without any.
+pub fn process_bytes_with(vocabulary: u32, form_bytes: u64) -> u64 {
+    PROGRAM_BYTES + TOKENIZER_BYTES_PER_TOKEN * u64::from(vocabulary) + form_bytes
 }
 
 /// Bytes of K and V of one token over all layers.
@@ -150,6 +182,13 @@ impl StepDefaults {
     /// On GPUs, which have to read all weights for each step. Blocks are the kernels' pages.
     pub const CUDA: StepDefaults = StepDefaults { sequences: 256, tokens: 2048, block_tokens: 64 };
 
+    /// Rows of logits for which a step has room: there are some however few sequences run, as prompts are scored by so
+    /// many tokens a step.
+    pub fn logit_rows(self) -> u32 {
+        const LEAST: u32 = 32;
+        self.sequences.max(LEAST).min(self.tokens)
+    }
+
     /// These, but for what is said: a step has a token for each of its sequences, so what is said of one bounds the other.
     pub fn with(self, sequences: Option<u32>, tokens: Option<u32>) -> StepDefaults {
         let sequences = sequences.unwrap_or(self.sequences.min(tokens.unwrap_or(u32::MAX)));
@@ -171,6 +210,13 @@ pub fn cpu_free_bytes(kv: u64, weights: u64) -> u64 {
     kv.saturating_mul(CPU_KV_PARTS).saturating_add(weights)
 }
 
+/// The most that a KV pool takes unless told, of what weights and workspace leave free of a GPU: the rest is for the
+/// driver's own, such as graphs.
+pub fn cuda_kv_bytes(left: u64) -> u64 {
+    const SHARE: f64 = 0.9;
+    (left as f64 * SHARE) as u64
+}
+
 /// Bytes of activations for a step of `step_tokens`, of which `logit_rows` rows are sampled.
 ///
 /// Residual, its norm and what is added to it, q, k, v and attention output, gate, up and their product, and logits, all
@@ -181,6 +227,11 @@ pub fn workspace_bytes(shape: &ModelShape, step_tokens: u32, logit_rows: u32) ->
     let kv = u64::from(shape.kv_heads) * u64::from(shape.head_dim);
     let per_token = 4 * (3 * hidden + 2 * query + 2 * kv + 3 * ffn) + 2 * hidden.max(ffn);
     u64::from(step_tokens) * per_token + u64::from(logit_rows) * vocabulary * 4
+}
+
+/// Bytes of the table of cosines and sines, in f32, for each pair of `rotated` elements of a head and each position.
+pub fn rotary_bytes(rotated: u32, positions: u32) -> u64 {
+    4 * u64::from(rotated) * u64::from(positions)
 }
 
 #[cfg(test)]
@@ -201,6 +252,15 @@ mod tests {
         let names: Vec<&str> = KvDataType::ALL.map(KvDataType::name).to_vec();
         assert_eq!(names, ["bf16", "f16", "fp8", "int8", "int4"]);
         assert!(KvDataType::ALL.iter().all(|kind| KvDataType::named(kind.name()) == Some(*kind)));
+    }
+
+    /// SmolLM2's 49,152 tokens: 75 MiB were resident beside its ledger, 25 of them tables.
+    #[test]
+    fn a_process_takes_what_was_resident_and_a_ledger_has_it() {
+        assert_eq!(process_bytes(49_152) >> 20, 74);
+        assert_eq!((process_bytes(49_152) - process_bytes_with(49_152, 0)) >> 20, 24);
+        let ledger = Ledger { weights: 1, kv: 2, swap: 4, workspace: 8, process: 16 };
+        assert_eq!((ledger.total(), [ledger, ledger].into_iter().sum::<Ledger>().process), (31, 32));
     }
 
     #[test]

@@ -14,9 +14,6 @@ use crate::memory_share::MemoryShare;
 use crate::quantization::Quantization;
 use crate::tier::{FileTier, MemoryTier, Tier};
 
-/// Rows of logits for which there is room however few sequences run: prompts are scored by so many tokens a step.
-const MIN_STEP_LOGITS: u32 = 32;
-
 // Flags of the program that are not among those of the contract.
 const ACTIVATION_DTYPE: &str = "--activation-dtype";
 const DETERMINISTIC: &str = "--deterministic";
@@ -117,6 +114,12 @@ impl LoadOptions {
             (EXPERT_PARALLEL, self.expert_parallel.to_string()),
         ];
         choices.into_iter().map(|(flag, value)| (flag.to_owned(), value)).collect()
+    }
+
+    /// Sizes of steps and blocks.
+    fn steps(&self) -> StepDefaults {
+        let LoadOptions { max_sequences: sequences, max_step_tokens: tokens, block_tokens, .. } = *self;
+        StepDefaults { sequences, tokens, block_tokens }
     }
 
     /// The groups of layers that take least for the longest sequence.
@@ -253,7 +256,7 @@ impl Sizes {
             max_sequence_tokens,
             max_step_rows: options.max_sequences,
             max_step_tokens: options.max_step_tokens,
-            max_step_logits: options.max_sequences.max(MIN_STEP_LOGITS).min(options.max_step_tokens),
+            max_step_logits: options.steps().logit_rows(),
             vocabulary: shape.vocabulary,
             groups,
         };
@@ -332,12 +335,12 @@ fn ledger(shape: &ModelShape, rope_dims: usize, geometry: &Geometry, options: &L
     let block = memory::kv_block_bytes(shape, &geometry.groups, options.kv_data_type, geometry.block_tokens);
     let in_memory = options.swap.as_ref().is_some_and(|swap| swap.folder.is_none());
     let slots = if in_memory { geometry.swap_slots } else { 0 };
-    // A cosine and a sine in f32 for each pair of each position.
-    let rope = u64::from(geometry.max_sequence_tokens) * rope_dims as u64 * 4;
+    let rope = memory::rotary_bytes(rope_dims as u32, geometry.max_sequence_tokens);
     Ledger {
         weights: shape.weight_bytes,
         kv: u64::from(geometry.blocks) * block,
         swap: u64::from(slots) * block,
         workspace: memory::workspace_bytes(shape, geometry.max_step_tokens, geometry.max_step_logits) + rope,
+        process: 0,
     }
 }

@@ -7,35 +7,42 @@ use crate::cli::{FitArgs, FitDevice};
 use crate::config::kv_data_type;
 use crate::failure::Failure;
 use crate::{inspect, machine};
-use memory::{Demand, Fit, bytes, parse_bytes};
+use memory::{Demand, Fit, parse_bytes};
 use replicas::{Peak, Replica};
 use windlass_engine_contract::memory::StepDefaults;
 
 /// Prints the reckoning.
 pub fn run(args: &FitArgs) -> Result<(), Failure> {
-    let shape = inspect::shape(&args.model)?;
-    let longest = args.max_model_len.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    let demand = Demand::of(&shape, kv_data_type(&args.kv_cache_dtype)?, longest, steps(args));
-    println!("{}", demand.explain(&shape));
-    println!("{:<14} {:>12} {:>12} {:>10}", "memory", "left for KV", "KV tokens", "sequences");
+    let demand = demand(args)?;
+    println!("{}", demand.explain());
+    println!("{}", Fit::TITLES);
     let memories = memories(args)?;
     for memory in &memories {
-        println!("{}", demand.fit(*memory).line());
+        println!("{}", demand.fit(*memory));
     }
     if let Some(peak) = peak(args)? {
-        let replica = replica(args);
-        let kv_tokens = memories.last().map_or(0, |memory| demand.fit(*memory).kv_tokens);
-        println!("\n{}", peak.replicas(&replica, kv_tokens).explain());
+        let kv_tokens = memories.last().map_or(0, |memory| demand.fit(*memory).kv_tokens());
+        println!("\n{}", peak.replicas(&replica(args), kv_tokens).explain());
     }
     Ok(())
 }
 
-fn steps(args: &FitArgs) -> StepDefaults {
+/// What `serve` takes with these flags.
+fn demand(args: &FitArgs) -> Result<Demand, Failure> {
+    let shape = inspect::shape(&args.model, args.quantization.as_deref(), args.device)?;
     let defaults = match args.device {
         FitDevice::Cpu => StepDefaults::CPU,
         FitDevice::Cuda => StepDefaults::CUDA,
     };
-    defaults.with(args.max_num_seqs, args.max_num_batched_tokens)
+    Ok(Demand {
+        kv: kv_data_type(&args.kv_cache_dtype)?,
+        kv_asked: args.kv_cache_memory_bytes,
+        longest: args.max_model_len.unwrap_or(shape.context_tokens).min(shape.context_tokens),
+        is_longest_asked: args.max_model_len.is_some(),
+        steps: defaults.with(args.max_num_seqs, args.max_num_batched_tokens),
+        device: args.device,
+        shape,
+    })
 }
 
 fn memories(args: &FitArgs) -> Result<Vec<u64>, Failure> {
@@ -70,20 +77,5 @@ fn replica(args: &FitArgs) -> Replica {
         prefill_tokens_per_second: args.prefill_tokens_per_second.unwrap_or(1.0),
         decode_tokens_per_second: args.decode_tokens_per_second.unwrap_or(1.0),
         inter_token_seconds: args.inter_token_ms / 1000.0,
-    }
-}
-
-impl Fit {
-    fn line(&self) -> String {
-        match self.missing {
-            0 => format!(
-                "{:<14} {:>12} {:>12} {:>10.1}",
-                bytes(self.memory),
-                bytes(self.kv_bytes),
-                self.kv_tokens,
-                self.sequences
-            ),
-            missing => format!("{:<14} does not fit: {} more are needed", bytes(self.memory), bytes(missing)),
-        }
     }
 }

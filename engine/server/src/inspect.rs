@@ -2,7 +2,7 @@
 
 mod remote;
 
-use crate::cli::InspectArgs;
+use crate::cli::{FitDevice, InspectArgs};
 use crate::failure::{Failure, last_word};
 use crate::start::{load_failure, open};
 use remote::RemoteModel;
@@ -47,9 +47,13 @@ pub fn run(args: &InspectArgs, first_pause: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The shape of one checkpoint.
-pub fn shape(model: &Path) -> Result<ModelShape, Failure> {
-    Ok(survey(&open(model)?, None).map_err(load_failure)?.shape)
+/// The shape of one checkpoint, as a device has it in memory; `quantization` is that of `serve`'s flag.
+pub fn shape(model: &Path, quantization: Option<&str>, device: FitDevice) -> Result<ModelShape, Failure> {
+    let found = survey(&open(model)?, quantization.and_then(Quantization::named)).map_err(load_failure)?;
+    Ok(match device {
+        FitDevice::Cpu => found.shape,
+        FitDevice::Cuda => ModelShape { weight_bytes: found.gpu_weight_bytes, ..found.shape },
+    })
 }
 
 /// `revision`: what the source calls the version that was read; `None` for a source that tells none.

@@ -105,6 +105,13 @@ impl Monitor {
         });
     }
 
+    /// What the process takes beside the model, where that has a ledger: known better once all of it is there.
+    pub fn process_bytes(&self, bytes: u64) {
+        if self.built.get().is_some_and(|built| built.ledger.is_some()) {
+            self.metrics.process_bytes(bytes);
+        }
+    }
+
     /// What that one reported, if one did.
     pub fn lost_gpu(&self) -> Option<String> {
         self.lost_gpu.borrow().clone()

@@ -29,6 +29,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 use windlass_engine_api::body::Limits;
+use windlass_engine_contract::memory::process_bytes_with;
 use windlass_engine_contract::termination::Reason;
 
 /// Time for the last bytes to leave after streams were ended.
@@ -54,7 +55,6 @@ impl Server {
     pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
         let clock = Clock::start();
         let files = machine::raise_open_files();
-        let most_connections = config.max_connections.unwrap_or_else(|| most_connections(files));
         let refresh = config.refresh_every;
         let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
         let tenants = tenants.map(Arc::new);
@@ -82,7 +82,7 @@ impl Server {
         );
         tokio::spawn(Arc::new(admin_server.staying_open()).run(admin_listener));
 
-        let (times, patience) = (config.times, config.patience);
+        let (times, patience, asked_connections) = (config.times, config.patience, config.max_connections);
         let (config, started) = start_engine(config, monitor.clone(), clock).await?;
         let built = started.built().clone();
         let traces = config.traces_endpoint.as_deref().map(Traces::start).transpose()?.map(Arc::new);
@@ -104,12 +104,12 @@ impl Server {
             traces: traces.clone(),
             patience,
         });
-        let (routes, engine, engine_end) = match started {
+        let (routes, engine, engine_end, forms) = match started {
             Started::Model(model) => {
                 let StartedModel { engine: EngineThread { handle, end }, tokenizer, template, .. } = *model;
                 let tokenizer = Arc::new(tokenizer);
                 let structures = Arc::new(Structures::new(tokenizer.clone(), &config.program));
-                prepare_beside(structures.clone());
+                let forms = structures.clone();
                 let api = Api {
                     structures,
                     engine: handle.clone(),
@@ -122,16 +122,20 @@ impl Server {
                 };
                 // The engine is set once, here.
                 let _ = admin.engine.set(handle.clone());
-                (api::router(Arc::new(api)), Some(handle), end)
+                (api::router(Arc::new(api)), Some(handle), end, Some(forms))
             }
             Started::Encoder(started) => {
                 let StartedEncoder { handle, end, text, cuttable, .. } = *started;
-                (encoder::router(Arc::new(EncoderApi { door, encoder: handle, text, cuttable })), None, end)
+                let api = EncoderApi { door, encoder: handle, text, cuttable };
+                (encoder::router(Arc::new(api)), None, end, None)
             }
         };
         monitor.built(built);
+        forms.into_iter().for_each(|forms| prepare_beside(forms, monitor.clone()));
         tokio::spawn(watch(Arc::downgrade(&monitor), times.stall_timeout_seconds));
         let max_age = times.max_connection_age;
+        let most_connections =
+            asked_connections.unwrap_or_else(|| most_connections(files, machine::free_memory_bytes()));
         let connections = Connections::new(routes, lifecycle.clone(), most_connections, max_age, patience);
         let connections = Arc::new(connections.over(tls));
         tokio::spawn(connections.clone().run(api_listener));
@@ -231,11 +235,12 @@ async fn watch(monitor: Weak<Monitor>, stall_timeout_seconds: f64) {
 }
 
 /// Makes the tables for forms of answers, which the first requests do not wait for.
-fn prepare_beside(structures: Arc<Structures>) {
+fn prepare_beside(structures: Arc<Structures>, monitor: Arc<Monitor>) {
     tokio::spawn(async move {
         structures.prepare().await;
         if let Some(bytes) = structures.table_bytes() {
             info!(bytes, "tables for structured answers were made");
+            monitor.process_bytes(process_bytes_with(structures.vocabulary(), bytes));
         }
     });
 }

@@ -25,6 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::{Checkpoint, HubError, OpenError};
+use windlass_engine_contract::memory::{Ledger, process_bytes, process_bytes_with};
 use windlass_engine_contract::stats::EffectiveConfig;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Geometry;
@@ -52,6 +53,18 @@ impl Started {
             Started::Encoder(encoder) => &encoder.built,
         }
     }
+
+    /// Enters into the ledger, if there is one, what the process takes beside the model.
+    fn with_process(mut self) -> Started {
+        let (built, process) = match &mut self {
+            Started::Model(model) => (&mut model.built, process_bytes(model.tokenizer.vocabulary().len())),
+            Started::Encoder(encoder) => (&mut encoder.built, process_bytes_with(encoder.text.vocabulary(), 0)),
+        };
+        if let Some(ledger) = &mut built.ledger {
+            ledger.process = process;
+        }
+        self
+    }
 }
 
 /// An engine that has generated a token, with all that serving it takes.
@@ -72,7 +85,7 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
         Some(incoming) => incoming.explain(failure),
         None => failure,
     };
-    let started = start_executor(config, monitor, clock).map_err(explain)?;
+    let started = start_executor(config, monitor, clock).map_err(explain)?.with_process();
     let (phases, effective) = (&started.built().start, &started.built().effective);
     info!(seconds = phases.download_seconds, "start: download");
     info!(
@@ -82,6 +95,9 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
         "start: load"
     );
     info!(seconds = phases.warm_seconds, kv_blocks = effective.kv_blocks, "start: first token");
+    if let Some(Ledger { weights, kv, swap, workspace, process }) = started.built().ledger {
+        info!(weights, kv, swap, workspace, process, "start: bytes of memory");
+    }
     Ok(started)
 }
 

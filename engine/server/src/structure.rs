@@ -15,6 +15,7 @@ mod thought;
 mod trial;
 mod walk;
 
+use crate::machine;
 use crate::text::chat_template::TemplateError;
 use crate::text::renderers::{Answer, Job, Renderers};
 use crate::text::tokenizer::Tokenizer;
@@ -114,12 +115,27 @@ impl Structures {
     /// Whether compiling it takes no more than there is.
     async fn try_out(&self, field: &'static str, source: &Source) -> Result<(), StructureError> {
         match self.trials.run(Job::Form(source.clone())).await {
-            Ok(Answer::Tried) => Ok(()),
+            Ok(Answer::Tried { bytes }) if self.has_room(bytes) => Ok(()),
+            Ok(Answer::Tried { .. }) => Err(StructureError::Busy),
             Ok(other) => Err(StructureError::NoProcess(other.unexpected().to_string())),
             Err(TemplateError::Busy) => Err(StructureError::Busy),
             Err(TemplateError::Failed(reason)) => Err(StructureError::Invalid { field, reason }),
             Err(error) => Err(StructureError::NoProcess(error.to_string())),
         }
+    }
+
+    /// Whether there is memory for a form with which a process held so much. Forms that are kept make room.
+    fn has_room(&self, bytes: u64) -> bool {
+        let has_room = || machine::free_memory_bytes().is_none_or(|free| free >= room_for(bytes));
+        has_room() || {
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            has_room()
+        }
+    }
+
+    /// Tokens that they choose from.
+    pub fn vocabulary(&self) -> u32 {
+        self.tokenizer.vocabulary().len()
     }
 
     /// Bytes of the tables that all forms share, once there are any.
@@ -155,6 +171,13 @@ impl Structures {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().find(|(known, _)| known == source).map(|(_, grammar)| grammar.clone())
     }
+}
+
+/// What has to be free to compile a form with which a process held so much: as much again for what the vocabulary adds,
+/// and something for everything else.
+fn room_for(bytes: u64) -> u64 {
+    const REST: u64 = 16 << 20;
+    2 * bytes + REST
 }
 
 /// A form of a test, which is harmless.

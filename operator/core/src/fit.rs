@@ -1,13 +1,15 @@
 //! Whether a replica fits into the memory of the nodes it may run on, and what is chosen where the spec leaves a choice.
 //!
 //! The arithmetic is the engine's own (`windlass_engine_contract::memory`): weights in the format they are loaded in, KV
-//! cache of one sequence at its longest, workspace of the largest step. Weights and KV cache are split over the ranks of
-//! a replica; the workspace is not.
+//! cache of one sequence at its longest, workspace of the largest step, and what the process itself has. Weights and KV
+//! cache are split over the ranks of a replica; the rest is not.
 
 use std::fmt;
 
 use windlass_engine_contract::inspection::Inspection;
-use windlass_engine_contract::memory::{KvDataType, StepDefaults, cpu_free_bytes, kv_sequence_bytes, workspace_bytes};
+use windlass_engine_contract::memory::{
+    KvDataType, StepDefaults, cpu_free_bytes, kv_sequence_bytes, process_bytes, rotary_bytes, workspace_bytes,
+};
 use windlass_operator_api::engine::Quantization;
 
 use crate::choice::Picked;
@@ -17,8 +19,8 @@ use crate::validate::{Device, ValidatedService};
 
 /// Share of a GPU that is reckoned with: what the driver and other processes take is not known beforehand.
 const GPU_SHARE: f64 = 0.9;
-/// What the process takes beside the ledger: code, tokenizer, buffers.
-const PROCESS_BYTES: u64 = 64 << 20;
+/// What a process has of a GPU: code and queues. The rest of it is in the node's memory.
+const GPU_PROCESS_BYTES: u64 = 64 << 20;
 /// Where the spec names no longest sequence the engine takes what fits; less than this is of no use.
 const LEAST_TOKENS: u32 = 2048;
 /// Splits that engines know.
@@ -72,6 +74,7 @@ struct Need {
     kv: u64,
     tokens: u32,
     workspace: u64,
+    process: u64,
     /// Everything together, and what has to be free for the engine to take as much KV cache.
     total: u64,
 }
@@ -160,26 +163,34 @@ impl Asker<'_> {
         let ranks = u64::from(tensor.max(1));
         let weights = weights.div_ceil(ranks);
         let kv = kv_sequence_bytes(shape, self.kv_data_type(), tokens).div_ceil(ranks);
-        let workspace = self.workspace_bytes() + PROCESS_BYTES;
-        let total = (weights + kv + workspace).max(self.free_for_pool(kv));
-        Need { weights, kv, tokens, workspace, total }
+        let (workspace, process) = (self.workspace_bytes(tokens), self.process_bytes());
+        let total = (weights + kv + workspace).max(self.free_for_pool(kv)) + process;
+        Need { weights, kv, tokens, workspace, process, total }
     }
 
-    /// Of the largest step, as the engine has it where it is told nothing of its tokens.
-    fn workspace_bytes(&self) -> u64 {
+    /// What the process has where the model is.
+    fn process_bytes(&self) -> u64 {
+        match self.service.device {
+            Device::Cpu => process_bytes(self.inspection.shape.vocabulary),
+            Device::NvidiaGpu { .. } => GPU_PROCESS_BYTES,
+        }
+    }
+
+    /// Of the largest step, as the engine has it where it is told nothing of its tokens, and of positions up to `longest`.
+    fn workspace_bytes(&self, longest: u32) -> u64 {
         let defaults = match self.service.device {
             Device::Cpu => StepDefaults::CPU,
             Device::NvidiaGpu { .. } => StepDefaults::CUDA,
         };
-        let StepDefaults { sequences, tokens, .. } = defaults.with(self.service.engine.max_sequences, None);
-        workspace_bytes(&self.inspection.shape, tokens, sequences)
+        let (steps, shape) = (defaults.with(self.service.engine.max_sequences, None), &self.inspection.shape);
+        workspace_bytes(shape, steps.tokens, steps.logit_rows()) + rotary_bytes(shape.head_dim, longest)
     }
 
     /// On a CPU the engine's pool is a share of what is free, reckoned by the weights as they are stored: one that cannot
     /// hold a longest sequence that was asked for ends the engine.
     fn free_for_pool(&self, kv: u64) -> u64 {
         let is_bound = matches!(self.service.device, Device::Cpu) && self.service.engine.max_model_tokens.is_some();
-        if is_bound { cpu_free_bytes(kv, self.inspection.shape.weight_bytes) + PROCESS_BYTES } else { 0 }
+        if is_bound { cpu_free_bytes(kv, self.inspection.shape.weight_bytes) } else { 0 }
     }
 
     /// As the engine takes it: its own choice is the type by default, on every device.
@@ -266,7 +277,7 @@ fn gpu(kind: &GpuKind) -> Place {
 impl Need {
     /// Whether it takes more free memory than its parts.
     fn is_share(&self) -> bool {
-        self.total > self.weights + self.kv + self.workspace
+        self.total > self.weights + self.kv + self.workspace + self.process
     }
 }
 
@@ -303,13 +314,14 @@ impl fmt::Display for Way {
             Format::Int4 => "as INT4",
         };
         let each = if self.tensor > 1 { format!(" on each of {} GPUs", self.tensor) } else { String::new() };
-        let [total, weights, kv, workspace] =
-            [self.need.total, self.need.weights, self.need.kv, self.need.workspace].map(gibibytes);
+        let Need { weights, kv, workspace, process, total, .. } = self.need;
+        let [total, weights, kv, workspace, process] = [total, weights, kv, workspace, process].map(gibibytes);
         let tokens = self.need.tokens;
         let share = if self.need.is_share() { ", at most a quarter of what the weights leave" } else { "" };
         write!(
             formatter,
-            "{format} it needs {total}{each} (weights {weights}, KV cache of {tokens} tokens {kv}{share}, workspace {workspace})"
+            "{format} it needs {total}{each} (weights {weights}, KV cache of {tokens} tokens {kv}{share}, workspace {workspace}, \
+             process {process})"
         )
     }
 }

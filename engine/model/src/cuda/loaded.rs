@@ -85,6 +85,7 @@ impl LoadedPart {
             kv: cache_shape(&self.part.config, geometry, pages).bytes(),
             swap: 0,
             workspace: self.workspace_bytes(geometry, exchanged),
+            process: 0,
         }
     }
 

@@ -26,6 +26,7 @@ enum Model {
 #[derive(Clone, Copy)]
 struct Sizes {
     width: usize,
+    heads: usize,
     vocabulary: usize,
     max_tokens: usize,
     padding: u32,
@@ -60,6 +61,11 @@ impl Trunk {
         self.sizes.width
     }
 
+    /// Parts of each layer's attention.
+    pub(super) fn heads(&self) -> usize {
+        self.sizes.heads
+    }
+
     pub(super) fn vocabulary(&self) -> usize {
         self.sizes.vocabulary
     }
@@ -90,6 +96,7 @@ fn bert_trunk(config: &Value, weights: VarBuilder<'_>) -> std::result::Result<Tr
     let config: bert::Config = parse(config)?;
     let sizes = Sizes {
         width: config.hidden_size,
+        heads: config.num_attention_heads,
         vocabulary: config.vocab_size,
         max_tokens: config.max_position_embeddings,
         padding: config.pad_token_id as u32,
@@ -101,6 +108,7 @@ fn roberta_trunk(config: &Value, weights: VarBuilder<'_>) -> std::result::Result
     let config: xlm_roberta::Config = parse(config)?;
     let sizes = Sizes {
         width: config.hidden_size,
+        heads: config.num_attention_heads,
         vocabulary: config.vocab_size,
         // Positions are counted from the one after the padding's.
         max_tokens: config.max_position_embeddings.saturating_sub(config.pad_token_id as usize + 1),

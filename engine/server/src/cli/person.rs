@@ -168,6 +168,12 @@ pub struct FitArgs {
     /// How the KV cache holds keys and values: bf16, f16, fp8, int8 or int4
     #[arg(long, default_value = "bf16", value_name = "TYPE")]
     pub kv_cache_dtype: String,
+    /// What float weights become: int8, fp8 or int4 [default: what they are]
+    #[arg(long, value_name = "TYPE")]
+    pub quantization: Option<String>,
+    /// Size of the KV pool [default: what `serve` takes]
+    #[arg(long, value_name = "BYTES")]
+    pub kv_cache_memory_bytes: Option<u64>,
     /// What computes, for what steps are where nothing is said of them
     #[arg(long, value_enum, default_value_t = FitDevice::Cpu)]
     pub device: FitDevice,

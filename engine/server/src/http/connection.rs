@@ -35,6 +35,10 @@ const MAX_CONNECTIONS: usize = 8192;
 pub const MAX_ADMIN_CONNECTIONS: usize = 64;
 /// Files that clients' connections leave to everything else: the admin port, models, renderers, keys.
 const FILES_KEPT: u64 = 256;
+/// What a connection takes: 10 KiB while it says nothing, more once it asks.
+const CONNECTION_BYTES: u64 = 16 << 10;
+/// There is memory for so many.
+const LEAST_CONNECTIONS: u64 = 256;
 /// Part of all places that are kept free by ending connections that never asked for anything.
 const FREE_PLACES: usize = 16;
 /// Largest request header, bytes.
@@ -70,10 +74,11 @@ pub struct Server {
     silent: AtomicUsize,
 }
 
-/// Clients' connections where so many files may be open.
-pub fn most_connections(files: u64) -> usize {
+/// Clients' connections where so many files may be open and so many bytes are free: of these they have a quarter.
+pub fn most_connections(files: u64, free_bytes: Option<u64>) -> usize {
     let left = files.saturating_sub(FILES_KEPT).max(files / 2);
-    usize::try_from(left).unwrap_or(usize::MAX).clamp(1, MAX_CONNECTIONS)
+    let affordable = free_bytes.map_or(u64::MAX, |free| (free / 4 / CONNECTION_BYTES).max(LEAST_CONNECTIONS));
+    usize::try_from(left.min(affordable)).unwrap_or(usize::MAX).clamp(1, MAX_CONNECTIONS)
 }
 
 impl Server {
@@ -323,5 +328,26 @@ impl OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.send_modify(|open| *open -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_as_many_as_files_and_memory_have_room_for() {
+        const MANY: u64 = 1 << 20;
+        for (files, free_mib, most) in [
+            (MANY, None, 8192),
+            (MANY, Some(1024), 8192),
+            (MANY, Some(64), 1024),
+            (MANY, Some(0), 256),
+            (1024, None, 768),
+            (64, Some(0), 32),
+        ] {
+            let found = most_connections(files, free_mib.map(|mib: u64| mib << 20));
+            assert_eq!(found, most, "{files} files, {free_mib:?} MiB");
+        }
     }
 }

@@ -10,6 +10,7 @@ use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 use std::sync::OnceLock;
+use windlass_engine_contract::memory::PROCESS;
 use windlass_engine_contract::metrics as names;
 use windlass_engine_contract::stats::LATENCY_EDGES_MS;
 use windlass_engine_core::executor::Prepared;
@@ -274,12 +275,7 @@ impl Metrics {
         let version = env!("CARGO_PKG_VERSION");
         self.build_info.with_label_values(&[built.fingerprint.as_str(), version, effective.device.as_str()]).set(1.0);
         if let Some(ledger) = built.ledger {
-            let uses = [
-                ("weights", ledger.weights),
-                ("kv", ledger.kv),
-                ("swap", ledger.swap),
-                ("workspace", ledger.workspace),
-            ];
+            let uses = ledger.uses();
             uses.iter().for_each(|(kind, bytes)| self.memory_bytes.with_label_values(&[kind]).set(*bytes as f64));
         }
         let phases = [
@@ -288,6 +284,11 @@ impl Metrics {
             ("warm", built.start.warm_seconds),
         ];
         phases.iter().for_each(|(phase, seconds)| self.start_phase.with_label_values(&[phase]).set(*seconds));
+    }
+
+    /// What the process takes beside the model, as it is known now.
+    pub(super) fn process_bytes(&self, bytes: u64) {
+        self.memory_bytes.with_label_values(&[PROCESS]).set(bytes as f64);
     }
 
     /// How far an executor is with what it makes ahead.

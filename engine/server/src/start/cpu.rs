@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{StepDefaults, cpu_kv_bytes};
+use windlass_engine_contract::memory::{StepDefaults, cpu_kv_bytes, process_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::StartPhases;
@@ -99,11 +99,11 @@ pub(super) fn gathering(pipeline: &PipelineConfig) -> Result<Gathering, Failure>
 }
 
 fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOptions, Failure> {
-    let free = machine::free_memory_bytes();
-    let kv = match config.batching.kv {
-        Some(kv) => kv,
-        None => default_kv(config, cpu, file, free)?,
-    };
+    let shape = survey(file, quantization(cpu)).map_err(load_failure)?.shape;
+    // Of the process most comes beside the weights or after them, as the tokenizer does.
+    let to_come = process_bytes(shape.vocabulary).saturating_sub(machine::own_bytes());
+    let free = machine::free_memory_bytes().map(|free| free.saturating_sub(to_come));
+    let kv = config.batching.kv.unwrap_or_else(|| default_kv(config, cpu, shape, free));
     let asked = asked(config, cpu, StepDefaults::CPU);
     Ok(LoadOptions { activations: cpu.cpu_activations(), kv, memory_limit_bytes: free, ..asked })
 }
@@ -132,19 +132,13 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, defaults: StepDefaults) ->
 
 /// What all sequences can use at their longest, and at most a quarter of what the weights leave free: those that are loaded,
 /// as they are then.
-pub(super) fn default_kv(
-    config: &Config,
-    cpu: &CpuConfig,
-    file: &Checkpoint,
-    free: Option<u64>,
-) -> Result<KvBudget, Failure> {
-    let shape = survey(file, quantization(cpu)).map_err(load_failure)?.shape;
+fn default_kv(config: &Config, cpu: &CpuConfig, shape: ModelShape, free: Option<u64>) -> KvBudget {
     // Stages of a pipeline keep everything in all layers.
     let shape = ModelShape { windowed: shape.windowed.filter(|_| cpu.pipeline.is_none()), ..shape };
     let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
     let useful = copies.saturating_mul(config.batching.useful_kv_bytes(&shape, StepDefaults::CPU));
     let affordable = free.map_or(u64::MAX, |free| cpu_kv_bytes(free, shape.weight_bytes));
-    Ok(KvBudget::Bytes(useful.min(affordable)))
+    KvBudget::Bytes(useful.min(affordable))
 }
 
 /// What float weights are to become; the name of a file's type is only a check.
@@ -208,10 +202,11 @@ mod tests {
         let file = file_of(WeightType::BF16);
         let checkpoint = open(file.path()).unwrap();
         let (config, cpu) = configured(file.path(), "--quantization int8").unwrap();
-        let loaded = survey(&checkpoint, Some(Quantization::INT8)).unwrap().shape.weight_bytes;
+        let shape = survey(&checkpoint, Some(Quantization::INT8)).unwrap().shape;
+        let loaded = shape.weight_bytes;
         let stored: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
         assert!(loaded < stored * 3 / 5, "{loaded} of {stored}");
-        let budget = default_kv(&config, &cpu, &checkpoint, Some(loaded + 4096)).unwrap();
+        let budget = default_kv(&config, &cpu, shape, Some(loaded + 4096));
         assert_eq!(budget, KvBudget::Bytes(1024));
     }
 }

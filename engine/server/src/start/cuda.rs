@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{Ledger, StepDefaults};
+use windlass_engine_contract::memory::{Ledger, StepDefaults, cuda_kv_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
@@ -27,10 +27,6 @@ use windlass_engine_model::cuda::{
     CudaExecutor, CudaModel, Device, DriverError, Ground, LoadedCuda, Nvidia, Replay, devices,
 };
 use windlass_engine_model::{ActivationType, KvBudget};
-
-/// Share of the memory that weights and workspace leave of what the engine may take, which is for keys and values: the rest is for
-/// the driver's own, such as graphs.
-const KV_SHARE: f64 = 0.9;
 
 /// The GPUs to compute on, if that is what the choice and the machine come to: as many as there are ranks, or all.
 pub fn find(cpu: &CpuConfig) -> Result<Option<Vec<Device>>, Failure> {
@@ -277,7 +273,7 @@ fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
 /// devices have left.
 fn default_kv(config: &Config, shape: &ModelShape, copies: u32, free_bytes: u64) -> KvBudget {
     let useful = config.batching.useful_kv_bytes(shape, StepDefaults::CUDA).saturating_mul(copies.into());
-    KvBudget::Bytes(useful.min((free_bytes as f64 * KV_SHARE) as u64))
+    KvBudget::Bytes(useful.min(cuda_kv_bytes(free_bytes)))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::engine_thread::EngineEnd;
 use super::tokenizer_failure;
 use crate::clock::Clock;
 use crate::config::{Config, EncoderConfig, EncoderModel, SimConfig};
-use crate::encoding::{Batcher, DIMENSIONS, Encode, EncoderHandle, SimEncoder};
+use crate::encoding::{BatchLimits, Batcher, DIMENSIONS, Encode, EncoderHandle, SimEncoder};
 use crate::failure::Failure;
 use crate::fingerprint;
 use crate::machine;
@@ -41,6 +41,8 @@ struct Loaded {
     model: Box<dyn Encode>,
     text: EncoderText,
     cuttable: bool,
+    /// What the largest batch takes.
+    workspace: u64,
     /// Digests of weights and tokenizer.
     digests: [String; 2],
     /// As `--device` names it, and what computes there.
@@ -55,10 +57,11 @@ pub fn start(
     clock: Clock,
 ) -> Result<StartedEncoder, Failure> {
     let began = clock.seconds();
-    let Loaded { model, text, cuttable, digests: [weights, tokens], on: [device, kernels] } = match &encoder.model {
-        EncoderModel::Folder(path) => load(path)?,
+    let loaded = match &encoder.model {
+        EncoderModel::Folder(path) => load(path, &encoder.limits)?,
         EncoderModel::Sim { sim, scores } => simulate(sim, *scores, config.batching.max_model_tokens)?,
     };
+    let Loaded { model, text, cuttable, workspace, digests: [weights, tokens], on: [device, kernels] } = loaded;
     let load_seconds = clock.seconds() - began;
     let began = clock.seconds();
     model.run(&[EncoderInput { tokens: vec![0], types: Vec::new() }]).map_err(failed)?;
@@ -69,7 +72,7 @@ pub fn start(
         fingerprint: fingerprint::word(weights, tokens, Vec::new(), device),
         effective: effective(config, encoder, model.shape(), [device, kernels]),
         simulated,
-        ledger: (!simulated).then_some(Ledger { weights: weight_bytes, kv: 0, swap: 0, workspace: 0 }),
+        ledger: (!simulated).then_some(Ledger { weights: weight_bytes, workspace, ..Ledger::default() }),
         start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
     };
     let (handle, batcher) = Batcher::new(model, encoder.limits, monitor.clone(), clock);
@@ -83,7 +86,7 @@ pub fn start(
     Ok(StartedEncoder { handle, end: EngineEnd::of(end), text, cuttable, built })
 }
 
-fn load(path: &Path) -> Result<Loaded, Failure> {
+fn load(path: &Path, limits: &BatchLimits) -> Result<Loaded, Failure> {
     let folder = HubFolder::open(path).map_err(|error| failed(error.into()))?;
     check_memory(&folder)?;
     let text = EncoderText::read(&folder).map_err(tokenizer_failure)?;
@@ -91,6 +94,7 @@ fn load(path: &Path) -> Result<Loaded, Failure> {
     let tensors: Vec<_> = folder.tensors().collect();
     let tokens = fingerprint::text(&folder.text("tokenizer.json").ok().flatten().unwrap_or_default());
     Ok(Loaded {
+        workspace: model.workspace_bytes(limits.max_texts, limits.max_tokens),
         model: Box::new(model),
         text,
         cuttable: is_cuttable(&folder),
@@ -114,7 +118,7 @@ fn simulate(sim: &SimConfig, scores: bool, max_tokens: Option<u32>) -> Result<Lo
     let shape = EncoderShape { purpose, max_tokens, vocabulary: text.vocabulary(), weight_bytes: 0 };
     let digests = ["sim", "words"].map(fingerprint::text);
     let model = Box::new(SimEncoder::new(shape, sim.step_time));
-    Ok(Loaded { model, text, cuttable: false, digests, on: ["sim", "sim"] })
+    Ok(Loaded { model, text, cuttable: false, workspace: 0, digests, on: ["sim", "sim"] })
 }
 
 /// Trained so that the first numbers of a vector say the most (Kusupati et al., Matryoshka Representation Learning).

@@ -4,7 +4,7 @@
 use super::chat_template::TemplateError;
 use super::renderers::{Answer, Job};
 use super::template_program::Program;
-use crate::machine::{ThreadTime, resident_bytes};
+use crate::machine::{self, ThreadTime, resident_bytes};
 use crate::structure;
 use std::fmt;
 use std::io::{self, BufRead, Write};
@@ -36,6 +36,8 @@ pub enum End {
     Time = 4,
     /// The job took more than the stack.
     Stack,
+    /// There is less memory than a job may take, and this one took its share.
+    NoRoom = 6,
 }
 
 /// Signals of a process that has overflowed its stack.
@@ -47,7 +49,7 @@ impl End {
     pub fn of(status: ExitStatus) -> Option<End> {
         match (status.code(), status.signal()) {
             (_, Some(SIGABRT | SIGSEGV)) => Some(End::Stack),
-            (code, _) => [End::Memory, End::Time].into_iter().find(|end| code == Some(*end as i32)),
+            (code, _) => [End::Memory, End::Time, End::NoRoom].into_iter().find(|end| code == Some(*end as i32)),
         }
     }
 }
@@ -58,12 +60,14 @@ impl fmt::Display for End {
             End::Memory => write!(f, "it takes more than {} MiB of memory", MAX_RESIDENT_BYTES >> 20),
             End::Time => write!(f, "it takes longer than {MAX_TIME:?}"),
             End::Stack => write!(f, "it nests too deeply"),
+            End::NoRoom => write!(f, "there is no memory for it now"),
         }
     }
 }
 
 /// Works until standard input ends.
 pub fn work() -> io::Result<()> {
+    machine::end_before_others();
     let worker = thread::Builder::new().stack_size(STACK_BYTES).spawn(work_jobs)?;
     worker.join().map_err(|_| io::Error::other("a job panicked"))?
 }
@@ -92,7 +96,7 @@ fn answer(known: &mut Option<(String, Program)>, job: &Job) -> Answer {
         }),
         Job::Form(source) => {
             structure::try_out(source);
-            Ok(Answer::Tried)
+            Ok(Answer::Tried { bytes: resident_bytes(std::process::id()) })
         }
     };
     done.unwrap_or_else(Answer::Error)
@@ -149,13 +153,15 @@ impl Watch {
 fn watch(turns: &Turns, time: &ThreadTime) {
     loop {
         thread::park();
-        let (mut watched, mut began) = (None, Duration::ZERO);
+        let (mut watched, mut began, mut most) = (None, Duration::ZERO, MAX_RESIDENT_BYTES);
         while let Some(job) = turns.job() {
+            let resident = resident_bytes(std::process::id());
             if watched.replace(job) != Some(job) {
-                began = time.spent();
+                (began, most) = (time.spent(), most_bytes(resident, machine::free_memory_bytes()));
             }
-            if resident_bytes(std::process::id()) > MAX_RESIDENT_BYTES {
-                exit(End::Memory as i32);
+            if resident > most {
+                let end = if most < MAX_RESIDENT_BYTES { End::NoRoom } else { End::Memory };
+                exit(end as i32);
             }
             if time.spent().saturating_sub(began) > MAX_TIME {
                 exit(End::Time as i32);
@@ -165,9 +171,23 @@ fn watch(turns: &Turns, time: &ThreadTime) {
     }
 }
 
+/// What the process may hold at most in a job, where it holds so much and so much is free: half of that is for others,
+/// whatever they do meanwhile.
+fn most_bytes(resident: u64, free: Option<u64>) -> u64 {
+    free.map_or(MAX_RESIDENT_BYTES, |free| MAX_RESIDENT_BYTES.min(resident + free / 2))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_leaves_others_half_of_what_is_free() {
+        const MIB: u64 = 1 << 20;
+        for (resident, free, most) in [(10, None, 256), (10, Some(4096), 256), (10, Some(100), 60), (10, Some(0), 10)] {
+            assert_eq!(most_bytes(resident * MIB, free.map(|free: u64| free * MIB)), most * MIB, "{free:?}");
+        }
+    }
 
     #[test]
     fn a_template_is_compiled_once() {

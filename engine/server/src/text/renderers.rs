@@ -7,7 +7,7 @@
 
 use super::chat_template::TemplateError;
 use super::renderer_process::{COMMAND, End};
-use crate::machine::resident_bytes;
+use crate::machine::{free_memory_bytes, resident_bytes};
 use crate::structure::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -26,6 +26,8 @@ use tokio::time::timeout;
 
 /// Most memory of a process that waits for its next job.
 const MAX_IDLE_BYTES: u64 = 64 << 20;
+/// Where less is free than so many times what it holds, it does not wait.
+const IDLE_SHARE: u64 = 4;
 /// How long a conversation waits for others to be rendered.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process may be silent: several times what a job may take of a processor, on a machine that others use, too.
@@ -60,7 +62,10 @@ pub enum Answer {
     /// What it wrote.
     Prompt(String),
     /// The form was compiled, or found to be none.
-    Tried,
+    Tried {
+        /// Memory that the process held then.
+        bytes: u64,
+    },
     /// It did not.
     Error(TemplateError),
 }
@@ -70,7 +75,7 @@ impl Answer {
     pub fn unexpected(self) -> TemplateError {
         match self {
             Answer::Error(error) => error,
-            Answer::Variables(_) | Answer::Prompt(_) | Answer::Tried => {
+            Answer::Variables(_) | Answer::Prompt(_) | Answer::Tried { .. } => {
                 TemplateError::Failed("it answered something else".to_owned())
             }
         }
@@ -120,11 +125,16 @@ impl Renderers {
         let mut process = process.map_err(|error| TemplateError::NoProcess(error.to_string()))?;
         let answer = process.ask(job).map_err(|error| process.last_word(&error))?;
         // Memory that one job took is not kept for the next.
-        if resident_bytes(process.child.id()) < MAX_IDLE_BYTES {
+        if may_wait(resident_bytes(process.child.id()), free_memory_bytes()) {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
         }
         Ok(answer)
     }
+}
+
+/// Whether a process that holds so much may wait for its next job, where so much is free.
+fn may_wait(resident: u64, free: Option<u64>) -> bool {
+    resident < MAX_IDLE_BYTES && free.is_none_or(|free| resident * IDLE_SHARE < free)
 }
 
 struct Process {
@@ -167,6 +177,7 @@ impl Process {
             None if silent => TemplateError::NoProcess("it said nothing for too long".to_owned()),
             None => TemplateError::NoProcess(error.to_string()),
             Some(status) => match End::of(status) {
+                Some(End::NoRoom) => TemplateError::Busy,
                 Some(end) => TemplateError::Failed(end.to_string()),
                 None if status.signal().is_some_and(|signal| OWN_SIGNALS.contains(&signal)) => {
                     TemplateError::Failed("it ended its process".to_owned())
@@ -223,6 +234,20 @@ mod tests {
             assert!(matches!(tried(first, ANSWERS), Ok(Answer::Prompt(_))), "{first}");
             assert!(matches!(tried(first, first), Err(TemplateError::NoProcess(_))), "{first}");
         }
+    }
+
+    #[test]
+    fn a_process_waits_where_there_is_room_for_it() {
+        for (resident, free, waits) in
+            [(12, None, true), (12, Some(49), true), (12, Some(48), false), (64, None, false)]
+        {
+            assert_eq!(may_wait(resident << 20, free.map(|free: u64| free << 20)), waits, "{resident} {free:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_for_which_there_is_no_memory_may_come_again() {
+        assert!(matches!(tried("exit 6", ANSWERS), Err(TemplateError::Busy)));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! What requests cost the program: memory that is measured from outside, whatever they hold.
 
-use crate::common::{Answer, Client, PROGRAM, within};
+use crate::common::{Answer, Client, PROGRAM, get, within};
 use axum::body::Body;
 use hyper::Request;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use windlass_checkpoint::testing::real_model;
 
 const MIB: usize = 1 << 20;
 /// Bytes of a body that is long.
@@ -15,32 +17,39 @@ const LONG: usize = 24 * MIB;
 /// the allocator keeps.
 const SLACK: usize = 12 * MIB;
 
-/// The program, serving on the simulator.
+/// The program, serving.
 struct Program {
     child: Child,
     api: SocketAddr,
+    admin: SocketAddr,
 }
 
 impl Program {
+    /// On the simulator.
     async fn start(flags: &str) -> Program {
-        let line = format!("serve m --executor sim --host 127.0.0.1 --port 0 --admin-port 0 --log-format json {flags}");
+        Program::serve(&format!("m --executor sim {flags}")).await
+    }
+
+    async fn serve(flags: &str) -> Program {
+        let line = format!("serve --host 127.0.0.1 --port 0 --admin-port 0 --log-format json {flags}");
         let mut command = Command::new(PROGRAM);
         command.args(line.split_whitespace()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let api = within("it serves", async {
+        let addresses = within("it serves", async {
             while let Some(line) = lines.next_line().await.unwrap() {
-                let line: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
-                if let Some(api) = line.pointer("/fields/api").or(line.get("api")) {
-                    return api.as_str().unwrap().parse().unwrap();
+                let line: Value = serde_json::from_str(&line).unwrap_or_default();
+                let address = |name: &str| line.get(name).and_then(Value::as_str).map(|text| text.parse().unwrap());
+                if let (Some(api), Some(admin)) = (address("api"), address("admin")) {
+                    return (api, admin);
                 }
             }
             panic!("it ended before it served");
         });
-        let api = api.await;
+        let (api, admin) = addresses.await;
         // Nobody reads on, and the pipe must not fill.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Program { child, api }
+        Program { child, api, admin }
     }
 
     fn status_bytes(&self, name: &str) -> usize {
@@ -179,4 +188,32 @@ async fn bodies_that_come_together_stay_within_their_memory() {
     let small = Program::start("--body-memory-bytes 16777216").await;
     let (_, answer) = small.cost_of(COMPLETIONS, long("{\"model\":\"m\",\"prompt\":[", "0,", "0]}")).await;
     assert_eq!(answer.status.as_u16(), 413, "{}", answer.text());
+}
+
+/// What `/metrics` says of a program's memory, all kinds together.
+async fn ledger_bytes(program: &Program) -> f64 {
+    let metrics = get(program.admin, "/metrics").await.text();
+    let kinds = metrics.lines().filter(|line| line.starts_with("windlass:memory_bytes{"));
+    kinds.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+/// Once keys and values fill their pool, and a form was asked for: 1,456 tokens of 22.5 KiB are 32 MiB. With more models
+/// and flags `tests/memory/run` says the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_resident_is_what_the_ledger_says() {
+    let Some(model) = real_model() else { return };
+    let flags = "--served-model-name m --max-num-seqs 8 --kv-cache-memory-bytes 33554432";
+    let program = Program::serve(&format!("{} {flags}", model.display())).await;
+    let ask = async |body: Value| {
+        let answer = Client::connect(program.api).await.post(COMPLETIONS, &body).await;
+        assert!(answer.status.is_success(), "{}", answer.text());
+    };
+    for first in 300..304 {
+        let prompt: Vec<u32> = std::iter::once(first).chain(400..799).collect();
+        ask(json!({"model": "m", "prompt": prompt, "max_tokens": 2})).await;
+    }
+    ask(json!({"model": "m", "prompt": "a", "max_tokens": 4, "guided_json": {"type": "object"}})).await;
+    let (ledger, resident) = (ledger_bytes(&program).await, program.status_bytes("RssAnon:") as f64);
+    let most = 0.03 * ledger + 10.0 * MIB as f64;
+    assert!((resident - ledger).abs() <= most, "{} MiB of {} MiB", resident / MIB as f64, ledger / MIB as f64);
 }

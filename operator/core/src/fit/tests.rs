@@ -82,7 +82,7 @@ fn a_format_that_the_spec_fixes_is_judged_as_such() {
         ("BF16", l40s(1), "as stored it needs 16.70 GiB (weights 14.96 GiB"),
         ("INT8", small(1), "as INT8 it needs 9.69 GiB (weights 7.95 GiB"),
         ("FP8", small(1), "as FP8 it needs 9.69 GiB (weights 7.95 GiB"),
-        ("INT4", gtx(), "as INT4 it needs 6.84 GiB (weights 5.10 GiB"),
+        ("INT4", gtx(), "as INT4 it needs 6.85 GiB (weights 5.10 GiB"),
     ] {
         let fixed = gpu().with("parallelism", json!({"tensor": 1}));
         let fixed = fixed.with("engine", json!({"quantization": quantization, "maxModelTokens": 8192}));
@@ -115,7 +115,7 @@ fn a_model_that_does_not_fit_is_told_with_numbers_and_alternatives() {
     for part in [
         "weights 14.96 GiB",
         "KV cache of 8192 tokens 1.00 GiB",
-        "workspace 0.74 GiB",
+        "workspace 0.68 GiB, process 0.06 GiB",
         "13.50 GiB that Tesla-T4 leaves",
         "parallelism.tensor: 2 fits 2 × Tesla-T4",
         "engine.quantization: INT8 fits 1 × Tesla-T4",
@@ -205,8 +205,8 @@ fn on_a_processor_a_longest_sequence_has_to_fit_into_the_share_that_the_engine_t
         "{message}"
     );
     let message = refused(judged(asks(Some(65_536), "46Gi"), &llama_8b(), &[]));
-    assert!(message.contains("it needs 47.02 GiB") && message.contains("limits.memory of 47.02 GiB"), "{message}");
-    let (message, _) = found(judged(asks(None, "15.5Gi"), &llama_8b(), &[]));
+    assert!(message.contains("it needs 47.08 GiB") && message.contains("limits.memory of 47.08 GiB"), "{message}");
+    let (message, _) = found(judged(asks(None, "15.6Gi"), &llama_8b(), &[]));
     assert!(!message.contains("quarter"), "the engine takes what there is: {message}");
 }
 

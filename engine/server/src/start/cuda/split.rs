@@ -1,6 +1,6 @@
 //! A model whose first layers stay on the CPU.
 
-use super::{KV_SHARE, Running, architecture, cpu, replay};
+use super::{Running, architecture, cpu, replay};
 use crate::cli::GPU_MEMORY_UTILIZATION;
 use crate::config::{Config, CpuConfig, GpuLayers};
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use crate::machine;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags::{DEVICE, MAX_MODEL_LEN};
-use windlass_engine_contract::memory::StepDefaults;
+use windlass_engine_contract::memory::{StepDefaults, cuda_kv_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_model::cuda::{self, CudaError, Device, SplitModel};
@@ -89,6 +89,6 @@ fn default_kv(config: &Config, model: &SplitModel<'_>, free: Option<u64>) -> Res
     let shape = ModelShape { windowed: None, ..model.shape() };
     let useful = config.batching.useful_kv_bytes(&shape, StepDefaults::CUDA);
     let on_cpu = free.map_or(u64::MAX, |free| free.saturating_sub(model.cpu_weight_bytes()) / 4);
-    let on_gpu = (model.free_bytes()? as f64 * KV_SHARE) as u64;
+    let on_gpu = cuda_kv_bytes(model.free_bytes()?);
     Ok(KvBudget::Bytes(useful.min(model.kv_bytes(on_cpu, on_gpu))))
 }
