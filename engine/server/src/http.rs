@@ -8,6 +8,7 @@ pub mod api;
 pub mod auth;
 pub mod bodies;
 mod body;
+mod body_bytes;
 pub mod connection;
 mod cors;
 pub mod door;

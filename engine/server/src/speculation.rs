@@ -20,6 +20,9 @@ const MAX_LOOKUP: usize = 64;
 /// Last tokens that have to be there before for the suffix automaton to go on as then.
 const SUFFIX_TOKENS: usize = 2;
 
+/// What proposes draft tokens, and the most of a step.
+pub type Drafts = (Box<dyn Proposer>, u32);
+
 /// Who guesses, and how far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Speculation {
@@ -60,19 +63,14 @@ impl Speculation {
 
     /// Makes the proposer for a model on a CPU with so many tokens in its vocabulary, and says the most guesses of a step;
     /// `options` are how the model was loaded.
-    pub fn proposer(&self, vocabulary: u32, options: &LoadOptions) -> Result<(Box<dyn Proposer>, u32), Failure> {
+    pub fn proposer(&self, vocabulary: u32, options: &LoadOptions) -> Result<Drafts, Failure> {
         // Its memory was checked together with the model's.
         let options = LoadOptions { memory_limit_bytes: None, ..options.clone() };
         self.make(vocabulary, |file| DraftModel::load(file, &options).map(|model| (model.vocabulary(), boxed(model))))
     }
 
     /// The same for a model on a GPU; `options` are the model's, with room for keys and values of its own.
-    pub fn proposer_on(
-        &self,
-        vocabulary: u32,
-        options: &LoadOptions,
-        device: &Device,
-    ) -> Result<(Box<dyn Proposer>, u32), Failure> {
+    pub fn proposer_on(&self, vocabulary: u32, options: &LoadOptions, device: &Device) -> Result<Drafts, Failure> {
         let load = |file: &Checkpoint| DraftModel::load_on(file, options, device);
         self.make(vocabulary, |file| load(file).map(|model| (model.vocabulary(), boxed(model))))
     }
@@ -81,7 +79,7 @@ impl Speculation {
         &self,
         vocabulary: u32,
         load: impl FnOnce(&Checkpoint) -> Result<(u32, Box<dyn Proposer>), LoadError>,
-    ) -> Result<(Box<dyn Proposer>, u32), Failure> {
+    ) -> Result<Drafts, Failure> {
         let proposer: Box<dyn Proposer> = match &self.method {
             Method::PromptLookup { min, max } => Box::new(PromptLookup::new(*min, *max)),
             Method::Suffix => Box::new(SuffixAutomaton::new(SUFFIX_TOKENS)),
@@ -100,7 +98,7 @@ impl Speculation {
     }
 
     /// The same for what computes no draft model, which `device` names.
-    pub fn proposer_without_model(&self, device: &str) -> Result<(Box<dyn Proposer>, u32), Failure> {
+    pub fn proposer_without_model(&self, device: &str) -> Result<Drafts, Failure> {
         if self.draft_model().is_some() {
             let message = format!("--speculative-config: {device} computes no draft model: use ngram or suffix");
             return Err(Failure::new(Reason::Unsupported, message));

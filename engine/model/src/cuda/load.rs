@@ -202,5 +202,5 @@ fn start_ranks(
     let ranks = parts.into_iter().zip(places).map(|(part, peer)| CudaRank::new(part, peer, geometry, pages, replay));
     let mut ranks = ranks.collect::<Result<Vec<_>, _>>().map_err(CudaError::from)?.into_iter();
     let Some(first) = ranks.next() else { return Err(SizeError::Zero("the number of ranks").into()) };
-    Ok(Ranks::start(first, ranks.collect()).map_err(no_threads(count))?)
+    Ranks::start(first, ranks.collect()).map_err(no_threads(count))
 }

@@ -1,5 +1,6 @@
 //! The memory that the bodies of all requests may take together, and the threads that read the long ones.
 
+use super::body_bytes::BodyBytes;
 use super::error::ApiError;
 use axum::http::StatusCode;
 use std::sync::Arc;
@@ -77,7 +78,7 @@ impl Bodies {
     /// was made of it.
     pub async fn read<T: Send + 'static>(
         &self,
-        bytes: Vec<u8>,
+        bytes: BodyBytes,
         mut room: Room,
         limits: Limits,
         parse: Parse<T>,
@@ -99,8 +100,8 @@ impl Bodies {
     }
 }
 
-fn read_now<T>(bytes: Vec<u8>, mut room: Room, limits: Limits, parse: Parse<T>) -> Result<(T, Room), ApiError> {
-    let body = Body::new(&bytes).within(limits);
+fn read_now<T>(bytes: BodyBytes, mut room: Room, limits: Limits, parse: Parse<T>) -> Result<(T, Room), ApiError> {
+    let body = Body::new(&*bytes).within(limits);
     let read = parse(&body)?;
     room.set(bytes.len(), bytes.len() + body.free_bytes())?;
     Ok((read, room))

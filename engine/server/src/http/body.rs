@@ -1,6 +1,7 @@
 //! Request bodies, bounded in size, time and memory.
 
 use super::bodies::Room;
+use super::body_bytes::BodyBytes;
 use super::door::Door;
 use super::error::ApiError;
 use axum::body::BodyDataStream;
@@ -14,7 +15,7 @@ const MAX_BODY_BYTES: usize = 32 << 20;
 
 /// The bytes of a JSON body, and the memory that is set aside for what is made of them, as long as this lives.
 pub struct JsonBody {
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: BodyBytes,
     pub(super) room: Room,
 }
 
@@ -76,7 +77,7 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
 /// take forty times their length, and keep the buffers that they arrived in. Memory is set aside for what came, and for
 /// nothing that was only announced.
 async fn read(chunks: &mut BodyDataStream, most_bytes: usize, mut room: Room) -> Result<JsonBody, ApiError> {
-    let mut bytes = Vec::new();
+    let mut bytes = BodyBytes::default();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| unreadable(&error))?;
         let length = bytes.len() + chunk.len();
@@ -85,7 +86,7 @@ async fn read(chunks: &mut BodyDataStream, most_bytes: usize, mut room: Room) ->
         }
         room.check(length)?;
         room.set(length, length)?;
-        bytes.extend_from_slice(&chunk);
+        bytes.push(&chunk, most_bytes);
     }
     Ok(JsonBody { bytes, room })
 }
@@ -150,7 +151,7 @@ mod tests {
         let body = Body::from_stream(futures::stream::iter(chunks));
         let room = Bodies::new(1 << 20).room();
         let whole = read(&mut body.into_data_stream(), 1000, room).await.ok().unwrap();
-        assert_eq!(whole.bytes, "a".repeat(1000).as_bytes());
+        assert_eq!(&*whole.bytes, "a".repeat(1000).as_bytes());
         assert!(most.load(Ordering::Relaxed) <= 2, "{most:?} chunks at once");
     }
 

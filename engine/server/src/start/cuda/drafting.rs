@@ -3,10 +3,9 @@
 use super::cpu;
 use crate::config::{Config, CpuConfig};
 use crate::failure::Failure;
-use crate::speculation::{Speculation, of_draft};
+use crate::speculation::{Drafts, Speculation, of_draft};
 use crate::start::{load_failure, open};
 use windlass_engine_contract::memory::{Ledger, StepDefaults};
-use windlass_engine_core::draft::Proposer;
 use windlass_engine_model::cuda::{CudaError, Device};
 use windlass_engine_model::{DraftModel, KvBudget, LoadOptions, survey};
 
@@ -45,7 +44,7 @@ pub(super) fn plan(config: &Config, cpu: &CpuConfig, device: &Device) -> Result<
 
 impl Drafting {
     /// Makes the proposer for a model with so many tokens in its vocabulary, and says the most draft tokens of a step.
-    pub fn proposer(&self, vocabulary: u32) -> Result<Option<(Box<dyn Proposer>, u32)>, Failure> {
+    pub fn proposer(&self, vocabulary: u32) -> Result<Option<Drafts>, Failure> {
         let make = |speculation: &Speculation| speculation.proposer_on(vocabulary, &self.options, &self.device);
         self.speculation.as_ref().map(make).transpose()
     }
