@@ -428,7 +428,7 @@ impl Scheduler {
 
     fn preempt(&mut self, index: usize) {
         let sequence = self.remove_running(index);
-        self.waiting.push_front(sequence);
+        self.waiting.put_back(sequence);
         self.preemptions += 1;
     }
 
@@ -436,7 +436,7 @@ impl Scheduler {
     fn requeue_lost(&mut self, index: usize, why: String) {
         let mut sequence = self.remove_running(index);
         sequence.recomputes_lost = true;
-        self.waiting.push_front(sequence);
+        self.waiting.put_back(sequence);
         self.lost_sequences += 1;
         self.lost = Some(why);
     }

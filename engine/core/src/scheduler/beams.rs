@@ -268,7 +268,7 @@ impl Scheduler {
             self.running[index].sequence.tokens.extend(token);
         } else if let Some(mut sequence) = self.take_sequence(group, id) {
             sequence.tokens.extend(token);
-            self.waiting.push_front(sequence);
+            self.waiting.put_back(sequence);
         }
     }
 
@@ -285,7 +285,7 @@ impl Scheduler {
                 self.copy_sources.push(parent);
                 self.add_running(sequence, table, computed, self.now);
             }
-            None => self.waiting.push_front(sequence),
+            None => self.waiting.put_back(sequence),
         }
     }
 }

@@ -86,10 +86,13 @@ impl Queue {
         self.sequences.push_back(sequence);
     }
 
-    /// Adds a preempted sequence at the front.
-    pub(super) fn push_front(&mut self, sequence: Sequence) {
+    /// Returns a sequence that ran: before all that arrived later. Mostly that is the front, but a sequence that waited for its last
+    /// token may have outrun an earlier one.
+    pub(super) fn put_back(&mut self, sequence: Sequence) {
         self.prompt_tokens += sequence.backlog_tokens as u64;
-        self.sequences.push_front(sequence);
+        let is_later = |waiting: &Sequence| waiting.arrival_seconds >= sequence.arrival_seconds;
+        let index = self.sequences.iter().position(is_later).unwrap_or(self.sequences.len());
+        self.sequences.insert(index, sequence);
     }
 
     pub(super) fn get(&self, index: usize) -> Option<&Sequence> {
@@ -126,6 +129,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Request;
 
     #[test]
     fn a_prediction_is_held_against_its_limit_where_there_are_both() {
@@ -139,6 +143,18 @@ mod tests {
         let slow = RejectReason::TooSlow { predicted_milliseconds: 2500, limit_milliseconds: 2000 };
         assert_eq!(admits(limits, Some(2.5)), Err(slow));
         assert_eq!(admits(QueueLimits { max_predicted_ttft_seconds: None, ..limits }, Some(2.5)), Ok(()));
+    }
+
+    #[test]
+    fn a_sequence_that_ran_goes_back_behind_earlier_ones_and_before_all_others() {
+        let limits =
+            QueueLimits { max_waiting_requests: 16, max_queued_prompt_tokens: 100, max_predicted_ttft_seconds: None };
+        let sequence = |id| Sequence::new(Request::greedy(RequestId(id), vec![1], 1), id as f64);
+        for (returns, expected) in [(0, [0, 2, 4]), (3, [2, 3, 4]), (9, [2, 4, 9])] {
+            let mut queue = Queue::new(limits);
+            [4, 2, returns].into_iter().for_each(|id| queue.put_back(sequence(id)));
+            assert_eq!(queue.iter().map(|sequence| sequence.id.0).collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]
