@@ -218,20 +218,36 @@ fn read_beside<T>(
     config: &Config,
     load: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<(ReadBeside, T), Failure> {
-    let (text, weights, loaded) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| read_text(checkpoint, config));
-        let weights = scope.spawn(|| fingerprint::weights(checkpoint));
+    let load = || {
         let loaded = load();
         if let (Err(_), Some(incoming)) = (&loaded, &config.incoming) {
             incoming.give_up();
         }
-        (text.join(), weights.join(), loaded)
+        loaded
+    };
+    let (text, (weights, loaded)) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| read_text(checkpoint, config));
+        let loaded = load_and_digest(checkpoint, load);
+        (text.join(), loaded)
     });
     let loaded = loaded?;
     let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
-    let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
+    let weights = weights?;
     config.incoming.as_ref().map_or(Ok(()), |incoming| incoming.finish())?;
     Ok((ReadBeside { tokenizer, template, weights }, loaded))
+}
+
+/// The digest of a checkpoint's weights, which a thread of its own reads, and what `load` gives meanwhile.
+fn load_and_digest<T>(
+    checkpoint: &Checkpoint,
+    load: impl FnOnce() -> Result<T, Failure>,
+) -> (Result<String, Failure>, Result<T, Failure>) {
+    let (weights, loaded) = std::thread::scope(|scope| {
+        let weights = scope.spawn(|| fingerprint::weights(checkpoint));
+        let loaded = load();
+        (weights.join(), loaded)
+    });
+    (weights.map_err(|_| Failure::internal("reading the weights for their digest panicked")), loaded)
 }
 
 /// The text side of a checkpoint. A chat template that the flags name counts instead of its own.

@@ -350,7 +350,7 @@ impl CudaRank {
     /// Calls `store` with K and V of a block, after all steps that write them.
     pub(super) fn with_block(&self, block: BlockId, store: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
         self.regions.check("a copy").map_err(io::Error::other)?;
-        let room = self.page_room()?;
+        let room = self.page_room.as_ref().ok_or_else(no_swap_space)?;
         store(&room.fetch(&self.decoder.backend.cache, block.0 as usize, &self.stream).map_err(io::Error::other)?)
     }
 
@@ -361,15 +361,11 @@ impl CudaRank {
         load: impl FnOnce(&mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         self.regions.check("a copy").map_err(io::Error::other)?;
-        let mut bytes = vec![0; self.page_room()?.bytes()];
-        load(&mut bytes)?;
         let CudaRank { decoder, page_room, stream, .. } = self;
-        let Some(room) = page_room else { return Ok(()) };
+        let room = page_room.as_mut().ok_or_else(no_swap_space)?;
+        let mut bytes = vec![0; room.bytes()];
+        load(&mut bytes)?;
         room.bring(&bytes, &mut decoder.backend.cache, block.0 as usize, stream).map_err(io::Error::other)
-    }
-
-    fn page_room(&self) -> io::Result<&PageRoom> {
-        self.page_room.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "there is no swap space"))
     }
 
     /// Moves K and V of tokens, in order, after all issued steps.
@@ -378,6 +374,10 @@ impl CudaRank {
         let CudaRank { move_buffer, decoder, stream, .. } = self;
         move_buffer.issue(moves, &mut decoder.backend.cache, stream)
     }
+}
+
+fn no_swap_space() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "there is no swap space")
 }
 
 impl Regions {

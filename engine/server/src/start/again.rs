@@ -1,8 +1,7 @@
 //! A model that is read again, after a sleep that kept nothing of it.
 
-use super::{load_failure, open};
+use super::{load_and_digest, load_failure, open};
 use crate::failure::Failure;
-use crate::fingerprint;
 use std::path::{Path, PathBuf};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::termination::Reason;
@@ -31,13 +30,8 @@ impl Again {
     /// If they do not, or it cannot be loaded.
     pub fn load<T>(&self, load: impl FnOnce(&Checkpoint) -> Result<T, Failure>) -> Result<T, Failure> {
         let file = open(&self.path)?;
-        let (weights, loaded) = std::thread::scope(|scope| {
-            let weights = scope.spawn(|| fingerprint::weights(&file));
-            let loaded = load(&file);
-            (weights.join(), loaded)
-        });
-        let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
-        if weights != self.weights || decoder(&file)? != self.decoder {
+        let (weights, loaded) = load_and_digest(&file, || load(&file));
+        if weights? != self.weights || decoder(&file)? != self.decoder {
             return Err(self.changed());
         }
         loaded

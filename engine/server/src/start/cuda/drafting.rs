@@ -7,7 +7,7 @@ use crate::speculation::{Drafts, Speculation, of_draft};
 use crate::start::{load_failure, open};
 use windlass_engine_contract::memory::{Ledger, StepDefaults};
 use windlass_engine_model::cuda::{CudaError, Device};
-use windlass_engine_model::{DraftModel, KvBudget, LoadOptions, survey};
+use windlass_engine_model::{DecoderConfig, DraftModel, KvBudget, LoadOptions};
 
 /// A draft model's keys and values take one of so many parts of what is free before the large model comes, at most.
 const KV_PART: u64 = 8;
@@ -31,7 +31,7 @@ pub(super) fn plan(config: &Config, cpu: &CpuConfig, device: &Device) -> Result<
         Some(path) => {
             let refused = |error| of_draft(path, load_failure(error));
             let file = open(path)?;
-            let shape = survey(&file, asked.quantization).map_err(refused)?.shape;
+            let shape = DecoderConfig::read(&file).map_err(|error| refused(error.into()))?.shape(0);
             let free = device.driver().memory().map_err(|error| refused(CudaError::from(error).into()))?.free_bytes;
             let useful = config.batching.useful_kv_bytes(&shape, StepDefaults::CUDA);
             let options = LoadOptions { kv: KvBudget::Bytes(useful.min(free as u64 / KV_PART)), ..asked };
